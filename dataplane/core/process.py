@@ -33,6 +33,16 @@ def limit_memory(more_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
+def limit_private_memory(more_bytes: int) -> None:
+    """Limit this process to `more_bytes` of memory of its own above what it has now. Memory that is mapped as shared
+    does not count. This works only on Linux; `limit_memory` says what happens beyond the limit."""
+    if sys.platform == "linux":
+        num_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = num_pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+
+
 def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) - 1) -> None:
     """Let malloc keep freed memory instead of returning it to the operating system. Only processes that move big
     objects call this.

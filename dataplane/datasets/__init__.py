@@ -4,5 +4,5 @@
 which samples come next. The file formats (tar, Parquet, Arrow, JSON lines) are in `formats/`. Media are named by digest
 here, not decoded.
 
-May import: core, datasets.formats.
+May import: core, datasets.formats, datasets.parsing.
 """

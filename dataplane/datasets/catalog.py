@@ -1,8 +1,8 @@
 """The catalog of a node's datasets: files under roots that the node's owner registered, indexed once.
 
 A client names a dataset, never a path. `ingest` indexes shards (headers, footers, line ends). `samples` reads the
-requested rows and hashes their media; the digest is the name of a medium. Nothing is decoded here. The file formats are
-in `formats/`.
+requested rows and hashes their media; the digest is the name of a medium. Nothing is decoded here, and files are parsed
+by a parser (`parsing/`). The file formats are in `formats/`.
 """
 
 import os
@@ -18,16 +18,16 @@ import numpy as np
 from dataplane.core.digests import source_name
 from dataplane.core.errors import BadRequestError, DatasetError
 from dataplane.core.refs import BadMedia, Dataset, Lineage, Ref, Sample
-from dataplane.datasets.formats.arrow import ArrowGroups
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.jsonl import JsonShard
 from dataplane.datasets.formats.media_paths import media_folders
-from dataplane.datasets.formats.parquet import ParquetGroups
+from dataplane.datasets.formats.parser import Parser
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import Flaw, Medium, Row, Shard
 from dataplane.datasets.formats.shard import MediumLocation as MediumLocation
 from dataplane.datasets.formats.table import TableShard
 from dataplane.datasets.formats.tar import TarShard
+from dataplane.datasets.parsing.in_process import InProcess
 from dataplane.datasets.roots import DatasetFiles, find_dataset_files
 
 MAX_INGEST_THREADS = 16
@@ -61,12 +61,15 @@ class Catalog:
         node_id: str,
         media_roots: Sequence[Path] = (),
         index_dir: Path | None = None,
+        parser: Parser | None = None,
     ) -> None:
-        """`index_dir`: where the indices of tars are kept for later nodes; None keeps none."""
+        """`index_dir`: where the indices of tars are kept for later nodes; None keeps none. `parser`: what parses the
+        files; None parses them in this process, which a damaged file may end."""
         self._roots = {name: tuple(patterns) for name, patterns in roots.items()}
         self._node_id = node_id
         self._media_roots = tuple(media_roots)
         self._index_dir = index_dir
+        self._parser = parser or InProcess()
         self._caches = Caches()
         self._ingesting = {name: threading.Lock() for name in self._roots}
         self._progress = {name: _Progress() for name in self._roots}
@@ -165,13 +168,13 @@ class Catalog:
         return _index_of(name, [item.file for item in found], opened)
 
     def _open(self, item: DatasetFiles) -> Shard:
+        file, options = item.file, item.root.options
         if item.format == "tar":
-            return TarShard(item.file, self._caches, item.root.options, self._index_dir)
-        folders = media_folders(item.file, item.root.folder, self._media_roots)
+            return TarShard(file, options, self._caches, self._parser, self._index_dir)
+        folders = media_folders(file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
-            return JsonShard(item.file, folders, item.root.options, self._caches)
-        groups = ArrowGroups(item.file) if item.format == "arrow" else ParquetGroups(item.file, self._caches)
-        return TableShard(groups, folders, item.root.options, self._caches)
+            return JsonShard(file, folders, options, self._caches, self._parser)
+        return TableShard(file, item.format, folders, options, self._caches, self._parser)
 
     def _sample(self, dataset: str, shard: str, number: int, row: Row) -> Sample:
         return Sample(

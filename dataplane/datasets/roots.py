@@ -17,7 +17,8 @@ import fsspec
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.columns import ColumnOptions
-from dataplane.datasets.formats.range_files import RangeFile, find_files
+from dataplane.datasets.formats.file_search import find_files
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import extension_of
 
 Format = Literal["tar", "parquet", "jsonl", "arrow"]

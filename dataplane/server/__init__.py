@@ -6,5 +6,5 @@ place), `sessions.py` (what clients keep, and when that ends), `actions.py`, `fl
 and TLS, `config.py` the configuration. Publishing a written object is in `publish.py`, leases for DoGet in
 `leasing.py`, scopes and their clients in `scope_owners.py`.
 
-May import: client, cluster, core, datasets, derive, media, storage.
+May import: client, cluster, core, datasets, datasets.parsing, derive, media, storage.
 """

@@ -10,6 +10,7 @@ from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.process import keep_freed_memory
 from dataplane.core.token_file import TokenFile
 from dataplane.datasets.catalog import Catalog
+from dataplane.datasets.parsing.pool import ParserPool
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
 from dataplane.server.call_limits import ByteBudget
@@ -67,8 +68,8 @@ class Node:
         return self.services.stat()
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Unlink the segment, end the workers, and stop serving. Streams that are open after `grace_s` seconds are
-        cancelled.
+        """Unlink the segment, end workers and parsers, and stop serving. Streams that are open after `grace_s` seconds
+        are cancelled.
 
         Views of readers stay valid: their memory lives until the readers drop them.
         """
@@ -79,6 +80,7 @@ class Node:
         if self._web is not None:
             self._web.close()
         self.services.pool.close()
+        self.services.parsers.close()
         self._fetcher.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()
@@ -95,7 +97,8 @@ class Node:
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():
             scope_owners.expect(owner)
-        datasets = Catalog(config.roots, config.node_id, config.media_roots, config.index_dir)
+        parsers = ParserPool()
+        datasets = Catalog(config.roots, config.node_id, config.media_roots, config.index_dir, parsers)
         pool = DecodePool(config.num_workers, store, config.limits)
         self._peers = PeerDirectory(config.node_id, config.peers, config.directory)
         self._fetcher = PeerFetcher(
@@ -108,6 +111,7 @@ class Node:
             segment=segment,
             store=store,
             datasets=datasets,
+            parsers=parsers,
             pool=pool,
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
             scope_owners=scope_owners,

@@ -13,6 +13,7 @@ COUNTERS = frozenset(
         "num_evicted",
         "num_hits",
         "num_misses",
+        "num_parser_restarts",
         "num_processed",
         "num_recomputed",
         "num_thumbnails",

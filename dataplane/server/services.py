@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.datasets.catalog import Catalog
+from dataplane.datasets.parsing.pool import ParserPool
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
 from dataplane.server.call_limits import ByteBudget, CallLimits
@@ -31,6 +32,7 @@ class Services:
     segment: Segment
     store: Store
     datasets: Catalog
+    parsers: ParserPool
     pool: DecodePool
     deriver: Deriver
     scope_owners: ScopeOwners
@@ -68,6 +70,7 @@ class Services:
             "num_workers": self.pool.num_workers,
             "why_workers_unfiltered": self.pool.why_unfiltered,
             "segments": [{**segment, "numa": self.numa} for segment in self.segments],
+            **self.parsers.stat(),
             **self.store.stat(),
             **self.sessions.stat(),
             **self.deriver.stat(),

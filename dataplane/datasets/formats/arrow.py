@@ -1,8 +1,9 @@
 """Arrow streams and files, as Hugging Face's `datasets` saves them: their record batches are the groups of rows.
 
 Indexing reads the headers of the messages. Of a local file only the bytes that are not media are read, each to its own
-offset in memory as large as the batch; workers read the media themselves as byte ranges. Nothing is mapped, because a
-file that is cut while it is mapped ends the process. A batch of a remote or compressed file is read as a whole.
+offset in memory as large as the batch; workers read the media themselves as byte ranges. The file is not mapped,
+because a file that is cut while it is mapped ends the process. A batch of a remote or compressed file is read as a
+whole.
 Dictionary-encoded columns are not supported.
 """
 
@@ -25,7 +26,8 @@ _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _MAX_HEADER_BYTES = 64 << 20
 _MAP_NORESERVE = 0x4000  # Linux; Python 3.11 has no name for it
-_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # it takes no memory before it is written
+_UNTOUCHED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+"""Such a mapping takes no memory before it is written, and none of the limit of a parser's private memory."""
 
 
 @dataclass(frozen=True, slots=True)

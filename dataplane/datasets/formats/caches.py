@@ -1,20 +1,16 @@
-"""The caches that all shards of a node share. All of them are bounded."""
+"""The caches that all shards of a node share. All of them are bounded. Parsers have caches of their own."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dataplane.core.lru_cache import LruCache
 from dataplane.datasets.formats.media_cell import Cell
+from dataplane.datasets.formats.media_values import MediaValue
+from dataplane.datasets.formats.parsed_rows import ReceivedRow
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-GROUP_CACHE_BYTES = 64 << 20
-"""The limit of the cache of row groups, in bytes. A larger group is used for one call and dropped."""
 ENCODED_CACHE_BYTES = 16 << 20
 """The limit, in bytes, of the encoded media that were read for their digest and wait for the decoder."""
-FOOTER_CACHE_BYTES = 8 << 20
+FIELDS_CACHE_BYTES = 16 << 20
+"""The limit, in bytes of memory, of the fields that were parsed and may be asked for again."""
 NUM_NAMED_ROWS = 1 << 16
 """The limit of the cache of rows whose media can be named without another read, in rows of about 0.4 kB."""
 NUM_NAMED_FILES = 1 << 16
@@ -24,9 +20,11 @@ NUM_NAMED_FILES = 1 << 16
 class Caches:
     """The caches of what was read from files. The shards of all datasets of a node share them."""
 
-    groups: "LruCache[pa.Table]" = field(default_factory=lambda: LruCache(GROUP_CACHE_BYTES))
     encoded: LruCache[bytes] = field(default_factory=lambda: LruCache(ENCODED_CACHE_BYTES))
     """Encoded media by digest. Who decodes one takes it out."""
-    footers: "LruCache[pq.FileMetaData]" = field(default_factory=lambda: LruCache(FOOTER_CACHE_BYTES))
     rows: "LruCache[tuple[Cell, ...]]" = field(default_factory=lambda: LruCache(NUM_NAMED_ROWS))
+    objects: "LruCache[tuple[MediaValue | Cell, ...]]" = field(default_factory=lambda: LruCache(NUM_NAMED_ROWS))
+    """The media of objects in JSON files: what they name by path, and the digests of what they hold."""
+    fields: "LruCache[ReceivedRow]" = field(default_factory=lambda: LruCache(FIELDS_CACHE_BYTES))
+    """The fields of the rows that were parsed last, without media."""
     file_digests: LruCache[str] = field(default_factory=lambda: LruCache(NUM_NAMED_FILES))

@@ -6,7 +6,7 @@ field can hold bytes, and leaving the column out silently would lose data.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,6 +26,15 @@ class ColumnOptions:
     """The columns that are not read."""
     optional: frozenset[str] = frozenset()
     """The columns of one medium that may be null; a sample with null has no medium there."""
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """Return the options in JSON's types."""
+        return {"media": sorted(self.media), "drop": sorted(self.drop), "optional": sorted(self.optional)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Sequence[str]]) -> "ColumnOptions":
+        """Return the options that `to_dict` gave."""
+        return cls(**{name: frozenset(names) for name, names in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

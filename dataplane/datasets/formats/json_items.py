@@ -1,6 +1,7 @@
 """Where the items of a JSON file begin and end: the lines of JSON lines, or the elements of one JSON array.
 
-Nothing but places is kept: an item is parsed when a call reads its sample.
+Nothing but places is kept: an item is parsed when a call reads its sample. A parser finds the places and sends them to
+the node as arrays.
 """
 
 import json
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.parser import Reply, json_of, wrong_reply
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES
 
@@ -45,6 +47,33 @@ def find_items(file: RangeFile) -> JsonItems:
     begin = len(MARK) if head.startswith(MARK) else 0
     is_array = head[begin:].lstrip(SPACE).startswith(b"[")
     return _find_elements(file, begin) if is_array else _find_lines(file, begin)
+
+
+def reply_of(items: JsonItems) -> Reply:
+    """Return the items as a parser sends them. Items without gaps between them are sent as the start of each and the
+    end of the last."""
+    starts, ends = np.asarray(items.starts, np.int64), np.asarray(items.ends, np.int64)
+    has_gaps, has_numbers = not np.array_equal(starts[1:], ends[:-1]), not isinstance(items.numbers, range)
+    arrays = [starts, ends] if has_gaps else [np.concatenate([starts, ends[-1:]])]
+    arrays += [np.asarray(items.numbers, np.int64)] if has_numbers else []
+    head = {"noun": items.noun, "has_gaps": has_gaps, "has_numbers": has_numbers}
+    return Reply.of(head, [array.view(np.uint8).data for array in arrays])
+
+
+def items_of(file: RangeFile, reply: Reply) -> JsonItems:
+    """Return the items that a parser sent. Raises DatasetError if they are not places in the file, in order."""
+    head = json_of(file, reply)
+    try:
+        arrays = [np.frombuffer(buffer, np.int64) for buffer in reply.buffers]
+        numbers = arrays.pop() if head["has_numbers"] else None
+        starts, ends = arrays if head["has_gaps"] else (arrays[0][:-1], arrays[0][1:])
+        noun = {"line": "line", "element": "element"}[head["noun"]]
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise wrong_reply(file, f"places: {error}") from error
+    is_right = len(starts) == len(ends) and (numbers is None or len(numbers) == len(starts))
+    if not is_right or (len(starts) and (starts.min() < 0 or ends.max() > file.nbytes or np.any(starts > ends))):
+        raise wrong_reply(file, "places out of the file")
+    return JsonItems(starts, ends, range(1, len(starts) + 1) if numbers is None else numbers, noun)
 
 
 def _find_lines(file: RangeFile, begin: int) -> JsonItems:

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 import math
 import uuid
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ def json_safe(value: Any) -> Any:
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(item) for item in value]
+    return _converted(value)
+
+
+def _converted(value: Any) -> Any:
+    """Return a value of a type that JSON lacks in one of JSON's types."""
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -27,6 +33,24 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
     raise TypeError(f"a field of type {type(value).__name__}, which JSON cannot hold")
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_converted).encode
+
+
+def fields_json(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the fields as JSON text and an empty string, or `{}` and the reason why a node cannot serve them."""
+    try:
+        text = _to_json(values)
+        if len(text) <= MAX_FIELDS_BYTES // 8:  # a value takes up to thirty times as much memory as its text
+            return text, ""
+    except (TypeError, ValueError, RecursionError):
+        pass  # it holds NaN, or something else that takes a closer look
+    try:
+        fields, reason = checked_fields(values)
+        return _to_json(fields), reason
+    except RecursionError:
+        return "{}", "fields inside each other too deeply"
 
 
 def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -42,9 +66,10 @@ def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _num_chars(value: Any) -> int:
-    """Return about how many characters the value takes as JSON."""
+    """Return about how many characters the value takes as JSON, or bytes of memory beside its texts: a list or an
+    object that is empty counts too."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + _num_chars(item) for key, item in value.items())
-    return sum(map(_num_chars, value)) if isinstance(value, list) else 8
+        return 8 + sum(len(key) + _num_chars(item) for key, item in value.items())
+    return 8 + sum(map(_num_chars, value)) if isinstance(value, list) else 8

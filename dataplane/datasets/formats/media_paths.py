@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.datasets.formats.range_files import RangeFile, file_version, open_local, path_of
+from dataplane.datasets.formats.file_search import file_version
+from dataplane.datasets.formats.range_files import RangeFile, open_local, path_of
 
 
 class RefusedPathError(Exception):

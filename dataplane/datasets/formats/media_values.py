@@ -15,12 +15,14 @@ DATA = "data:"
 
 @dataclass(frozen=True, slots=True)
 class MediaValue:
-    """One medium in the form that its row gives: exactly one of data, path and reason is set."""
+    """One medium in the form that its row gives: exactly one of data, path, reason and place is set."""
 
     part: str
     data: bytes | memoryview | None = None
     path: str | None = None
     reason: str | None = None
+    place: tuple[int, int] | None = None
+    """Where the bytes are in the file that has the row: their offset and their number."""
 
 
 def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[MediaValue]:

@@ -10,13 +10,16 @@ import io
 import json
 import math
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from dataplane.datasets.formats.json_safe import json_safe
+from dataplane.datasets.formats.json_safe import fields_json, json_safe
+from dataplane.datasets.formats.media_values import without_data
+from dataplane.datasets.formats.parsed_rows import ParsedRow
+from dataplane.datasets.formats.range_files import RangeFile
 
 JSON = "json"
 MAX_VALUES = 1 << 20
@@ -26,6 +29,22 @@ MAX_VALUES = 1 << 20
 def holds_fields(extension: str) -> bool:
     """Return True if members with this extension hold fields. The extension may have several parts."""
     return extension == JSON or extension.rpartition(".")[2] in _READERS
+
+
+def parse_members(
+    file: RangeFile, members: Sequence[tuple[int, str, int, int]], drop: Collection[str]
+) -> Iterator[tuple[int, ParsedRow]]:
+    """Yield the fields of each member, without those of `drop`. `members`: the number, extension, offset and size of
+    each."""
+    for number, extension, offset, nbytes in members:
+        try:
+            found = read_member(extension, file.read(offset, nbytes))
+        except ValueError as error:
+            yield number, ParsedRow(reason=str(error))
+            continue
+        kept = {name: value for name, value in found.items() if name not in drop}
+        fields, reason = fields_json(without_data(kept))
+        yield number, ParsedRow(fields=fields, reason=reason)
 
 
 def read_member(extension: str, data: bytes) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """Parquet files: row groups are found from the footer alone, and a read touches only the requested columns."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataplane.core.errors import DatasetError
-from dataplane.datasets.formats.caches import Caches
+from dataplane.core.lru_cache import LruCache
 from dataplane.datasets.formats.range_files import RangeFile, RangeStream
 from dataplane.datasets.formats.shard import Flaw
 
@@ -20,12 +19,13 @@ _MERGE_BYTES = 4 << 20
 class ParquetGroups:
     """A Parquet file as groups of rows. Raises DatasetError if it has no readable footer."""
 
-    def __init__(self, file: RangeFile, caches: Caches) -> None:
+    def __init__(self, file: RangeFile, footers: "LruCache[pq.FileMetaData]") -> None:
+        """`footers`: those that are kept."""
         self.file = file
         """The Parquet file."""
         self.flaws: Sequence[Flaw] = ()
         """The flaws. This is always empty: a torn Parquet file has no footer and so no rows at all."""
-        self._caches = caches
+        self._footers = footers
         _check_ends(file)
         try:
             footer = pq.ParquetFile(_source(file)).metadata
@@ -33,7 +33,7 @@ class ParquetGroups:
             """The schema, with the metadata that Arrow kept in it."""
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(f"{file.path} is not a readable Parquet file: {error}") from error
-        caches.footers.put(file, footer, footer.serialized_size)
+        footers.put(file, footer, footer.serialized_size)
         groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
         self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
         """The first row of each group, and the number of rows: num_groups + 1 numbers."""
@@ -48,11 +48,10 @@ class ParquetGroups:
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
         """Return these columns of a row group. A few rows are decoded at a time, because equal cells are stored once,
         but each of them takes memory when it is decoded."""
-        footer = self._caches.footers.get(self.file)
-        source = _source(self.file)
-        with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:
+        footer = self._footers.get(self.file)
+        with pq.ParquetFile(_source(self.file), metadata=footer, pre_buffer=not self.file.is_local) as parquet:
             if footer is None:
-                self._caches.footers.put(self.file, parquet.metadata, parquet.metadata.serialized_size)
+                self._footers.put(self.file, parquet.metadata, parquet.metadata.serialized_size)
             num_rows = self._batch_rows(group, max_bytes)
             batches = parquet.iter_batches(num_rows, row_groups=[group], columns=list(columns), use_threads=False)
             return _collect(batches, f"{self.file.path}: row group {group}", max_bytes)
@@ -109,5 +108,5 @@ def _check_ends(file: RangeFile) -> None:
         )
 
 
-def _source(file: RangeFile) -> Any:
-    return file.path if file.is_local else pa.PythonFile(RangeStream(file), mode="r")
+def _source(file: RangeFile) -> pa.NativeFile:
+    return pa.PythonFile(RangeStream(file), mode="r")

@@ -1,16 +1,12 @@
-"""Reads byte ranges of big files, local or remote (any fsspec URL), without holding the file in memory."""
+"""Reads byte ranges of big files, local or remote (any fsspec filesystem), without holding the file in memory."""
 
 import errno
-import glob
 import io
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
-
-import fsspec
 
 from dataplane.core.errors import DatasetError
 
@@ -28,6 +24,8 @@ class RangeFile:
     filesystem: Any = None
     no_links: bool = False
     """True if `path` led to the file without links when it was checked, and must do so at every read."""
+    fd: int | None = field(default=None, compare=False)
+    """A descriptor of the local file, for a process that may not open `path`."""
 
     @property
     def is_local(self) -> bool:
@@ -41,6 +39,8 @@ class RangeFile:
         if end <= offset:
             return b""
         try:
+            if self.fd is not None:
+                return read_open(self.fd, offset, end - offset)
             if self.filesystem is None:
                 return read_local(self.path, offset, end - offset, no_links=self.no_links)
             return bytes(self.filesystem.cat_file(self.path, start=offset, end=end))
@@ -122,7 +122,7 @@ def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -
 
 
 def read_open(fd: int, offset: int, nbytes: int) -> bytes:
-    """Return bytes of an open file; fewer at its end. Raises OSError if they cannot be read."""
+    """Return bytes of an open file, read with `pread`; fewer bytes at its end. Raises OSError."""
     parts, done = [], 0
     while done < nbytes:
         part = os.pread(fd, nbytes - done, offset + done)
@@ -151,43 +151,3 @@ def open_local(path: str, *, no_links: bool = False) -> int:
 def path_of(fd: int) -> str:
     """Return the path of a descriptor's file, without links."""
     return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
-
-
-def find_files(pattern: str) -> list[RangeFile]:
-    """Return every file that a local glob or a `protocol://` glob matches, in name order. Raises DatasetError if the
-    folder or a file cannot be read."""
-    try:
-        return _find_remote(pattern) if "://" in pattern else _find_local(pattern)
-    except (OSError, ValueError, ImportError) as error:
-        raise DatasetError(f"cannot look for {pattern!r}: {error}; check the path and that it is readable") from error
-
-
-def _find_local(pattern: str) -> list[RangeFile]:
-    paths = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
-    files = []
-    for path in filter(os.path.isfile, paths):
-        if not os.access(path, os.R_OK):
-            raise DatasetError(f"{path} is not readable by this user; change its permissions or the pattern")
-        stat = Path(path).stat()
-        files.append(RangeFile(str(Path(path).absolute()), stat.st_size, str(stat.st_mtime_ns)))
-    return files
-
-
-def _find_remote(pattern: str) -> list[RangeFile]:
-    filesystem, path = fsspec.core.url_to_fs(pattern)
-    if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
-        return _find_local(path)
-    if glob.has_magic(path):
-        matches = filesystem.glob(path, detail=True)
-    else:
-        matches = {path: filesystem.info(path)} if filesystem.exists(path) else {}
-    return [
-        RangeFile(name, int(info["size"]), file_version(info), filesystem)
-        for name, info in sorted(matches.items())
-        if info.get("type") == "file"
-    ]
-
-
-def file_version(info: Mapping[str, Any]) -> str:
-    """Return a text that differs between contents of a remote file, as far as the store tells them apart."""
-    return str(next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""))

@@ -17,10 +17,13 @@ HEAD_BYTES = 16
 """The number of bytes that are read to guess the kind of a medium whose name promises nothing."""
 
 
-def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
-    """Return one medium with its digest. Its bytes are read for the digest, unless they were read before."""
+def name_cell(found: MediaValue, row_file: RangeFile, folders: MediaFolders, caches: Caches) -> Cell:
+    """Return one medium of a row of `row_file` with its digest. Its bytes are read for the digest, unless they were
+    read before."""
     if found.reason is not None:
         return Cell(found.part, reason=found.reason)
+    if found.place is not None:
+        return _cell_at(found.part, row_file, *found.place, caches)
     if found.data is not None:
         problem = _size_problem(len(found.data))
         return Cell(found.part, reason=problem) if problem else _cell_of_bytes(found.part, found.data, caches)
@@ -50,6 +53,19 @@ def _cell_of_bytes(part: str, data: bytes | memoryview, caches: Caches) -> Cell:
     digest = content_digest(data)
     caches.encoded.put(digest, bytes(data), len(data))
     return Cell(part, len(data), digest, kind=kind_of((), bytes(data[:HEAD_BYTES])))
+
+
+def _cell_at(part: str, file: RangeFile, offset: int, nbytes: int, caches: Caches) -> Cell:
+    problem = _size_problem(nbytes)
+    if problem:
+        return Cell(part, reason=problem)
+    try:
+        data = file.read(offset, nbytes)
+    except DatasetError as error:
+        return Cell(part, reason=str(error))
+    if len(data) != nbytes:
+        return Cell(part, reason=f"{file.path} ends at {offset + len(data)}: it was cut while it was read")
+    return replace(_cell_of_bytes(part, data, caches), file=file, offset=offset)
 
 
 def _cell_of_file(found: MediaValue, file: RangeFile, caches: Caches) -> Cell:

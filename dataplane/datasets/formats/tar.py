@@ -1,6 +1,7 @@
-"""WebDataset tars as shards: members that share a key are a row. `member_fields.py` reads those that hold fields."""
+"""WebDataset tars as shards: members that share a key are a row. A parser reads the headers (`tar_index.py`) and the
+members that hold fields (`member_fields.py`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,14 @@ from dataplane.core.digests import SOURCE_HEX, content_digest
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.columns import ColumnOptions
 from dataplane.datasets.formats.json_safe import checked_fields
-from dataplane.datasets.formats.media_values import without_data
-from dataplane.datasets.formats.member_fields import JSON, holds_fields, read_member
+from dataplane.datasets.formats.member_fields import JSON, holds_fields
+from dataplane.datasets.formats.parsed_rows import ReceivedRow, cost_of, rows_of
+from dataplane.datasets.formats.parser import READING, Parser, Reply, ask, opening
 from dataplane.datasets.formats.range_files import RangeFile
-from dataplane.datasets.formats.shard import (
-    MAX_FIELDS_BYTES,
-    MAX_MEDIUM_BYTES,
-    Flaw,
-    Medium,
-    MediumLocation,
-    Row,
-)
-from dataplane.datasets.formats.tar_index import TarIndex, TarMember, index_tar
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, Medium, MediumLocation, Row
 from dataplane.datasets.formats.tar_index_files import load_index, save_index
-from dataplane.media.kinds import MEDIA_FORMATS, kind_of
+from dataplane.datasets.formats.tar_members import TarIndex, TarMember, formats_of, index_of
+from dataplane.media.kinds import kind_of
 
 DIGEST_BYTES = SOURCE_HEX // 2
 
@@ -33,12 +28,15 @@ class TarShard:
 
     columns = None
 
-    def __init__(self, file: RangeFile, caches: Caches, options: ColumnOptions, index_dir: Path | None = None) -> None:
+    def __init__(
+        self, file: RangeFile, options: ColumnOptions, caches: Caches, parser: Parser, index_dir: Path | None = None
+    ) -> None:
         """`options`: `drop` names fields that are not read. `index_dir`: where indices are kept; None keeps none."""
         self._file = file
         self._options = options
         self._caches = caches
-        self._index = _index_of(file, index_dir)
+        self._parser = parser
+        self._index = _index_of(file, parser, index_dir)
         self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero means not known yet
         self.flaws: Sequence[Flaw] = self._index.flaws
 
@@ -50,7 +48,9 @@ class TarShard:
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return the rows with these numbers."""
         self._file.check_unchanged()
-        return [self._row(number) for number in numbers]
+        samples = [self._index.sample(number) for number in numbers]
+        parsed = self._parse([member for members in samples for member in members])
+        return [self._row(members, parsed) for members in samples]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
         """Return the place of the medium whose bytes begin at `offset`."""
@@ -60,31 +60,52 @@ class TarShard:
             return None
         return MediumLocation(self._file, offset, nbytes, member.key, formats)
 
-    def _row(self, number: int) -> Row:
-        members = self._index.sample(number)
-        fields: dict[str, Any] = {}
-        media, flaws = [], []
+    def _parse(self, members: Sequence[tuple[int, TarMember]]) -> Mapping[int, ReceivedRow]:
+        """Return what the members that hold fields say, by their numbers."""
+        wanted: dict[int, tuple[int, str, int, int]] = {}
+        found: dict[int, ReceivedRow] = {}
         for at, member in members:
-            formats = formats_of(member)
+            kept = self._caches.fields.get((self._file, at))
+            if kept is not None:
+                found[at] = kept
+            elif member.nbytes <= MAX_FIELDS_BYTES and holds_fields(extension := member.extension):
+                wanted[at] = at, extension, member.offset, member.nbytes
+        if wanted:
+            arguments = {"members": list(wanted.values()), "drop": sorted(self._options.drop)}
+
+            def take(reply: Reply) -> None:
+                rows = rows_of(self._file, reply)
+                cost = cost_of(reply, rows)
+                for at, parsed in rows:
+                    if at in wanted:
+                        found[at] = parsed
+                        self._caches.fields.put((self._file, at), parsed, cost)
+
+            self._parser.call("tar members", self._file, arguments, take, READING)
+        return found
+
+    def _row(self, members: Sequence[tuple[int, TarMember]], parsed: Mapping[int, ReceivedRow]) -> Row:
+        fields: dict[str, Any] = {}
+        media, flaws, num_read = [], [], 0
+        for at, member in members:
+            found = parsed.get(at)
+            formats = formats_of(member) if found is None else None
             if formats is not None:
                 media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member), kind_of(formats)))
-            elif holds_fields(member.extension):
-                try:
-                    more = self._fields_of(member)
-                    fields = fields | more if member.extension == JSON else more | fields
-                except ValueError as error:
-                    flaws.append(Flaw(member.offset, member.key, f"{member.path} {error}"))
-        key = members[0][1].key
-        kept = {name: value for name, value in fields.items() if name not in self._options.drop}
-        fields, reason = checked_fields(without_data(kept))
+                continue
+            if found is None and not holds_fields(member.extension):
+                continue
+            found = found or ReceivedRow(reason=_too_big(member))
+            fields = fields | found.fields if member.extension == JSON else found.fields | fields
+            num_read += 1
+            if found.reason:
+                flaws.append(Flaw(member.offset, member.key, f"{member.path} {found.reason}"))
+        first = members[0][1]
+        # each member is within the limit, all together may not be
+        fields, reason = checked_fields(fields) if num_read > 1 else (fields, "")
         if reason:
-            flaws.append(Flaw(members[0][1].offset, key, reason))
-        return Row(key, fields, tuple(media), tuple(flaws))
-
-    def _fields_of(self, member: TarMember) -> dict[str, Any]:
-        if member.nbytes > MAX_FIELDS_BYTES:
-            raise ValueError(f"has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of fields")
-        return read_member(member.extension, self._file.read(member.offset, member.nbytes))
+            flaws.append(Flaw(first.offset, first.key, reason))
+        return Row(first.key, fields, tuple(media), tuple(flaws))
 
     def _digest(self, at: int, member: TarMember) -> str:
         known = self._digests[at].tobytes()
@@ -98,23 +119,15 @@ class TarShard:
         return digest
 
 
-def formats_of(member: TarMember) -> tuple[str, ...] | None:
-    """Return the formats that a media member may have; None for members that are not media."""
-    return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
+def _too_big(member: TarMember) -> str:
+    return f"has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of fields"
 
 
-def _index_of(file: RangeFile, folder: Path | None) -> TarIndex:
+def _index_of(file: RangeFile, parser: Parser, folder: Path | None) -> TarIndex:
     """Return the index of a tar, from a folder of indices if it is there."""
-    if folder is None:
-        return index_tar(file, _refuse)
-    index = load_index(folder, file)
+    index = load_index(folder, file) if folder is not None else None
     if index is None:
-        index = index_tar(file, _refuse)
-        save_index(folder, file, index)
+        index = index_of(file, ask(parser, "tar index", file, {}, opening(file)))
+        if folder is not None:
+            save_index(folder, file, index)
     return index
-
-
-def _refuse(member: TarMember) -> str:
-    if member.nbytes <= MAX_MEDIUM_BYTES or formats_of(member) is None:
-        return ""
-    return f"{member.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}"

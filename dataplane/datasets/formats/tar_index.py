@@ -9,7 +9,7 @@ skipped.
 
 import tarfile
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,73 +17,12 @@ import numpy as np
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.range_files import BufferedRanges, RangeFile
 from dataplane.datasets.formats.shard import Flaw
+from dataplane.datasets.formats.tar_members import ARRAYS, KINDS, TarIndex, TarMember
 
 BLOCK = 512
 _MAX_EXTRA_HEADER = 1 << 20
 _EXTRA_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-
-
-KINDS = {"offsets": np.int64, "sizes": np.int64, "paths": np.uint8, "path_ends": np.int64, "starts": np.int64}
-ARRAYS = tuple(KINDS)
-"""The arrays of an index."""
-
-
-@dataclass(frozen=True, slots=True)
-class TarMember:
-    """A regular file inside a tar."""
-
-    path: str
-    offset: int
-    """The offset of its bytes, after its header."""
-    nbytes: int
-
-    @property
-    def key(self) -> str:
-        """The WebDataset key: the folder, and the file name up to its first dot."""
-        folder, slash, name = self.path.rpartition("/")
-        return folder + slash + name.partition(".")[0]
-
-    @property
-    def extension(self) -> str:
-        """The text after the first dot of the file name, in lower case."""
-        return self.path.rpartition("/")[2].partition(".")[2].lower()
-
-
-class TarIndex:
-    """The samples of one tar, and its flaws. One member takes about 30 bytes and its path."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], flaws: Sequence[Flaw] = ()) -> None:
-        """`arrays`: those of `arrays` of an index. Raises KeyError if one is missing."""
-        self.flaws = tuple(flaws)
-        self.arrays = {name: arrays[name] for name in ARRAYS}
-        """The members of all samples: `offsets`, `sizes` and `path_ends` of each, `paths` of all one after another
-        (uint8), and in `starts` the number of the first member of each sample."""
-        self._offsets, self._sizes, self._paths, self._path_ends, self._starts = self.arrays.values()
-
-    @property
-    def num_samples(self) -> int:
-        """The number of groups of members that share a key."""
-        return len(self._starts) - 1
-
-    @property
-    def num_members(self) -> int:
-        """The number of members of all samples."""
-        return len(self._offsets)
-
-    def sample(self, number: int) -> list[tuple[int, TarMember]]:
-        """Return the members of a sample in tar order, with the number of each in the tar."""
-        return [(at, self._member(at)) for at in range(int(self._starts[number]), int(self._starts[number + 1]))]
-
-    def find(self, offset: int) -> TarMember | None:
-        """Return the member whose bytes begin at `offset`."""
-        at = int(np.searchsorted(self._offsets, offset))
-        return self._member(at) if at < self.num_members and self._offsets[at] == offset else None
-
-    def _member(self, at: int) -> TarMember:
-        start = int(self._path_ends[at - 1]) if at else 0
-        path = self._paths[start : int(self._path_ends[at])].tobytes().decode("utf-8", "surrogateescape")
-        return TarMember(path, int(self._offsets[at]), int(self._sizes[at]))
 
 
 class _Members:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dataplane.datasets.formats.range_files import RangeFile
-from dataplane.datasets.formats.tar_index import TarIndex
+from dataplane.datasets.formats.tar_members import TarIndex
 
 FORMAT = 1
 """The number of the files' format; files of another one are not read."""

@@ -184,7 +184,7 @@ def test_only_members_of_registered_shards_can_be_located(tmp_path: Path) -> Non
 def test_members_that_are_too_big_or_too_deep_are_reported_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.datasets.formats.tar.MAX_MEDIUM_BYTES", 1000)
+    monkeypatch.setattr("dataplane.datasets.formats.tar_members.MAX_MEDIUM_BYTES", 1000)
     monkeypatch.setattr("dataplane.datasets.formats.tar.MAX_FIELDS_BYTES", 200_000)
     members = {"a.png": bytes(1001), "b.json": b"[" * 100_000, "c.json": b" " * 200_001, "d.png": bytes(1000)}
     write_tar(tmp_path / "a.tar", members)

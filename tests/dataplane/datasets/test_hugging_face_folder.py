@@ -204,14 +204,14 @@ def test_a_compressed_batch_that_grows_too_big_is_refused_before_it_is_decompres
 ) -> None:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     folder = save(tmp_path / "set", [pa.table({"image": [bytes(5_000_000)] * 2})], options)
-    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 9_000_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table_rows.MAX_GROUP_BYTES", 9_000_000)
     sample = datasets_of(folder).samples("d", [1])[0]
     assert "takes 100000" in sample.bad[0].reason and "once it is decompressed; wanted at most" in sample.bad[0].reason
 
 
 def test_text_beside_the_media_of_a_batch_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path / "set", [pa.table({"image": IMAGES[:2], "text": ["x" * 5_000] * 2})])
-    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 9_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table_rows.MAX_GROUP_BYTES", 9_000)
     assert "beside its media; wanted at most 9000" in datasets_of(folder).samples("d", [1])[0].bad[0].reason
 
 

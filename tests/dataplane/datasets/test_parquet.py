@@ -162,7 +162,8 @@ def test_only_the_row_groups_and_columns_that_are_asked_for_are_read(
     datasets = datasets_of(verl / "train-0.parquet")
     sample = datasets.samples("d", [1, 0, 1])[0]
     assert reads == [(0, False), (0, True)]
-    datasets._caches.groups.__init__(0)  # type: ignore[misc]
+    datasets._parser.tasks.groups.__init__(0)  # type: ignore[attr-defined]
+    datasets._caches.fields.__init__(0)  # type: ignore[misc]
     datasets.samples("d", [0, 1])
     assert reads[2:] == [(0, False)], "what was named once is not read again to be named"
     assert sample.media[0].lineage is not None
@@ -171,7 +172,7 @@ def test_only_the_row_groups_and_columns_that_are_asked_for_are_read(
 
 
 def test_a_row_group_that_is_too_big_to_be_read_at_once_is_refused(verl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 10_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table_rows.MAX_GROUP_BYTES", 10_000)
     with pytest.raises(DatasetError, match=r"row group 0 has \d+ bytes; .*row_group_size=100"):
         datasets_of(verl / "train-0.parquet").ingest("d")
 
@@ -185,7 +186,7 @@ def test_a_group_that_repeats_what_it_stores_is_refused_before_it_fills_the_memo
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({column: cells, "n": range(100)}), path, dictionary_pagesize_limit=2 << 20)
     assert path.stat().st_size < 1_100_000
-    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 10_000_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table_rows.MAX_GROUP_BYTES", 10_000_000)
     datasets = datasets_of(path)
     assert datasets.ingest("d").num_samples == 100
     pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()

@@ -7,7 +7,7 @@ import pytest
 
 from dataplane.core.refs import Sample
 from dataplane.datasets.catalog import Catalog
-from dataplane.datasets.formats import tar
+from dataplane.datasets.formats import tar_index
 from tests.dataplane.shards import write_tar
 
 MEMBERS = {f"{at:03d}.{ext}": bytes([at]) * (at + 1) for at in range(9) for ext in ("png", "txt")}
@@ -17,13 +17,13 @@ MEMBERS = {f"{at:03d}.{ext}": bytes([at]) * (at + 1) for at in range(9) for ext 
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the tars whose headers were read."""
     seen: list[str] = []
-    index = tar.index_tar
+    index = tar_index.index_tar
 
     def counted(file, refuse):  # type: ignore[no-untyped-def]
         seen.append(file.path)
         return index(file, refuse)
 
-    monkeypatch.setattr(tar, "index_tar", counted)
+    monkeypatch.setattr(tar_index, "index_tar", counted)
     return seen
 
 
