@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from dataplane.core.errors import NodeTimeoutError
+from dataplane.core.seccomp import why_unavailable
 from dataplane.derive.priority_queue import PriorityQueue
-from dataplane.derive.syscall_filter import why_unavailable
 from dataplane.derive.worker_handle import (
     Allocate,
     Job,

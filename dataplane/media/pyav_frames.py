@@ -80,6 +80,7 @@ class PyavFrames:
         options = {"codec_whitelist": ",".join(CODECS), "max_pixels": str(limits.max_image_pixels), "threads": "1"}
         with av.open(
             io.BytesIO(data),
+            mode="r",
             format=_DEMUXERS[self._format],
             options=options,
             container_options={"codec_whitelist": options["codec_whitelist"], "enable_drefs": "0"},
@@ -89,7 +90,7 @@ class PyavFrames:
             stream = container.streams.best("video")
             if stream is None:
                 raise UndecodableError(f"cannot open this {self._format}: it has no video stream")
-            self._codec = stream.codec_context
+            self._codec: Any = stream.codec_context  # PyAV's type for it knows no video
             if self._codec is None or self._codec.name not in CODECS:
                 found = "an unknown codec" if self._codec is None else f"the codec {self._codec.name}"
                 raise UndecodableError(f"cannot open this {self._format}: {found} is not one of {', '.join(CODECS)}")

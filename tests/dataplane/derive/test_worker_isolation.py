@@ -19,9 +19,10 @@ from PIL.PngImagePlugin import PngInfo
 
 from dataplane.core.digests import content_digest
 from dataplane.core.refs import BadMedia, Ref
+from dataplane.core.seccomp import why_unavailable
 from dataplane.derive import decode_pool, worker_handle
 from dataplane.derive.result_memory import KEPT_BYTES, ResultMemory, map_result_memory
-from dataplane.derive.syscall_filter import ALLOWED, CHECKED, why_unavailable
+from dataplane.derive.syscall_filter import ALLOWED, CHECKED
 from dataplane.derive.worker_environment import PASSED_ON
 from dataplane.media.images import decode_image
 from dataplane.media.videos import DEFAULT_DECODER, Video, VideoDecoder
