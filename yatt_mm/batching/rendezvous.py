@@ -20,6 +20,7 @@ from yatt_mm.batching.journal import Journal, StepShare
 from yatt_mm.batching.meeting import Meeting, MeetingKey, StepGivenUp
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
+from yatt_mm.common.progress import PROGRESS
 from yatt_mm.common.reasons import Reasons
 from yatt_mm.protocol.control import Best, Slot
 
@@ -36,6 +37,8 @@ class Progress:
     """The phase of the last meeting."""
     best: Best | None
     """The best evaluation until that step."""
+    late: tuple[int, ...] = ()
+    """The controllers that gave no sign of life for too long."""
 
 
 class Rendezvous:
@@ -59,12 +62,14 @@ class Rendezvous:
         self._restart_count = 0
         self._rooms: dict[int, Meeting] = {}
         self._aborted: str | None = None
+        self._late: set[int] = set()
+        """The controllers that were too late for a meeting."""
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._reasons = Reasons()
         """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
-        self._notices: list[dict[str, Any]] = []
-        """Those of the present step."""
+        self._notices: set[frozenset[tuple[str, Any]]] = set()
+        """What was said of samples that are left out, without the step."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
         self._is_stopping = asyncio.Event()
@@ -141,6 +146,7 @@ class Rendezvous:
         self._check_aborted()
         late = [c for c, seen in enumerate(self._last_seen) if time.monotonic() - seen > self._deadline_s]
         if late and self._batches.outcome is None and controller not in late:
+            self._late.update(late)
             await self.abort(late[0], f"it gave no sign of life for {self._deadline_s:g} s")
             self._check_aborted()
         return self._batches.outcome
@@ -151,6 +157,7 @@ class Rendezvous:
 
     async def seen(self, controller: int) -> None:
         """Note a sign of life of a busy controller. The others' deadline counts from its last one."""
+        PROGRESS.tick()  # so that those who wait here see that this process lives
         self._last_seen[controller] = time.monotonic()
 
     async def abort(self, controller: int, reason: str) -> None:
@@ -172,8 +179,9 @@ class Rendezvous:
                 room.done.set()
 
     async def wait_stop(self) -> None:
-        """Wait until the run is told to stop."""
-        await self._is_stopping.wait()
+        """Wait until the run is told to stop, or other controllers take over."""
+        event = self._is_stopping
+        await event.wait()
 
     async def put_share(self, controller: int, step: int, share: StepShare) -> int:
         """Note what a controller brings to the update of a step. Return the first step whose records must stay."""
@@ -197,7 +205,7 @@ class Rendezvous:
 
     async def progress(self) -> Progress:
         """Return how far the run has come."""
-        return self._progress
+        return replace(self._progress, late=tuple(sorted(self._late)))
 
     async def restart(self, count: int, step: int) -> None:
         """Begin anew with other controllers, after a fault: `step` is the last one that is finished. The next one goes
@@ -205,6 +213,11 @@ class Rendezvous:
         restarts."""
         self._restart_count = count
         self._aborted = None
+        self._late = set()
+        before, self._is_stopping = self._is_stopping, asyncio.Event()
+        if before.is_set():
+            self._is_stopping.set()
+        before.set()  # the calls of controllers that are gone end
         for room in self._rooms.values():
             room.done.set()
         self._rooms = {}
@@ -223,15 +236,18 @@ class Rendezvous:
         self._progress = replace(self._progress, step=record["step"], best=best)
         await self.put_record(record)
 
-    async def put_record(self, record: dict[str, Any]) -> None:
-        """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
+    async def put_record(self, record: dict[str, Any]) -> bool:
+        """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice). Return False for a notice
+        that was handed over before: after a fault it comes again."""
         if record["kind"] == "quarantine":
-            if record in self._notices:
-                return  # the step is done again, after a fault
-            self._notices.append(record)
+            notice = frozenset((name, value) for name, value in record.items() if name != "step")
+            if notice in self._notices:
+                return False
+            self._notices.add(notice)
             self._reasons.add(record["reason"])
         self._records.append(record)
         self._news.set()
+        return True
 
     async def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""
@@ -269,13 +285,13 @@ class Rendezvous:
 
     async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)
+        PROGRESS.tick()
         room = self._rooms.setdefault(key.sequence, Meeting(key))
         if room.key != key:
             await self.abort(controller, f"it came to {key} where the others are at {room.key}")
             raise PhaseAbortedError(str(self._aborted))
         if key.step > self._step:
             self._step = key.step
-            self._notices = []
             self._before_step = self._given_batches.state() if self._given_batches is not None else {}
         self._progress = replace(self._progress, at_step=key.step, phase=key.phase)
         room.values[controller] = value
@@ -302,6 +318,7 @@ class Rendezvous:
             late = [c for c in missing if left_s[c] <= 0]
             if late:
                 names = ", ".join(str(c) for c in late)
+                self._late.update(late)
                 await self.abort(late[0], f"controller(s) {names} did not reach {room.key} in {self._deadline_s:g} s")
                 return
             with contextlib.suppress(TimeoutError):

@@ -11,6 +11,7 @@ from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import StopRequested
+from yatt_mm.common.progress import progress_path, read_progress
 from yatt_mm.common.ray_calls import ask_actor
 from yatt_mm.protocol.control import Best, Slot
 
@@ -117,9 +118,9 @@ class RendezvousClient:
         """Hand the record of a step to the launcher: it is finished."""
         self._ask(Rendezvous.finish_step, {"kind": "step", "step": self.step, **record}, best)
 
-    def put_record(self, record: dict[str, Any]) -> None:
-        """Hand a record to the launcher."""
-        self._ask(Rendezvous.put_record, record)
+    def put_record(self, record: dict[str, Any]) -> bool:
+        """Hand a record to the launcher. Return False for a notice that it has."""
+        return self._ask(Rendezvous.put_record, record)
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one has failed."""
@@ -140,4 +141,12 @@ class RendezvousClient:
         return result
 
     def _ask(self, method: Any, *arguments: Any) -> Any:
-        return ask_actor("the rendezvous", self._actor, method, *arguments, deadline_s=self._deadline_s)
+        """Call the rendezvous. It ends meetings that last too long; its own silence is noticed here."""
+        return ask_actor(
+            "the rendezvous",
+            self._actor,
+            method,
+            *arguments,
+            deadline_s=self._deadline_s,
+            done_by=lambda: read_progress(progress_path("rendezvous")),
+        )

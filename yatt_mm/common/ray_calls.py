@@ -69,17 +69,25 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
         raise _worker_error(error, name, what) from error
 
 
-def ask_actor(name: str, actor: Any, method: Callable[..., Any], *arguments: Any, deadline_s: float) -> Any:
+def ask_actor(
+    name: str,
+    actor: Any,
+    method: Callable[..., Any],
+    *arguments: Any,
+    deadline_s: float,
+    done_by: Callable[[], object] = lambda: None,
+) -> Any:
     """Call a method of an actor that serves all controllers, and return its result.
 
     `method`: the function of the actor's class, so that a search for its name finds its callers. The call waits half as
     long again as `deadline_s`, because the deadlines inside such an actor end earlier and their errors say more.
+    `done_by`: see `wait_all`.
 
     Raises:
         WorkerError: the actor raised, died, or did not reply in time.
     """
     call = getattr(actor, method.__name__).remote(*arguments)
-    return wait_all([(name, call)], what=method.__name__, deadline_s=deadline_s * 1.5)[0]
+    return wait_all([(name, call)], what=method.__name__, deadline_s=deadline_s * 1.5, done_by=done_by)[0]
 
 
 async def reply_of(call: Awaitable[T], *, name: str, what: str, deadline_s: float | None = None) -> T:

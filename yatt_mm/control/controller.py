@@ -60,7 +60,7 @@ class Controller:
             step=start.step,
             deadline_s=deadline_s,
         )
-        self._workers = WorkerCalls(index, config, team, self._rendezvous)
+        self._workers = WorkerCalls(index, config, team, self._rendezvous, step=start.step)
         self._meter = StepMeter()
         self._filler = BatchFiller(
             controller=index,
@@ -109,12 +109,17 @@ class Controller:
 
     # ------------------------------------------------------------------ the loop's frame
 
+    @property
+    def is_begun(self) -> bool:
+        """True if the model of the start was measured before a fault, or in the run that goes on."""
+        return self._start.is_begun
+
     def steps(self) -> Iterator[int]:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
-        if not self._start.is_begun:
+        if not self.is_begun:
             self.begin()
-        elif self._team.restart_count:
-            self._save_what_is_due()  # a fault may have come before it was saved
+        elif self._team.restart_count and self._start.ranks_at <= self.step:
+            self._save_what_is_due()  # a fault may have come before it was saved, and no later update
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
@@ -237,8 +242,7 @@ class Controller:
         with self.phase(Phase.PUBLISH):
             self._publish(max(start.step, start.ranks_at))
         self._meter.take()
-        if not self._team.restart_count:
-            self._tell_flaws()
+        self._tell_flaws()
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one has failed."""
@@ -296,8 +300,9 @@ class Controller:
 
     def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
         for notice in notices:
-            self._meter.add_sum("data/num_filtered" if notice["is_filtered"] else "data/num_quarantined", 1)
-            self._rendezvous.put_record({"kind": "quarantine", "step": self.step, **notice})
+            is_new = self._rendezvous.put_record({"kind": "quarantine", "step": self.step, **notice})
+            if is_new:  # it was not told before a fault
+                self._meter.add_sum("data/num_filtered" if notice["is_filtered"] else "data/num_quarantined", 1)
 
     def _report(self) -> None:
         """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""

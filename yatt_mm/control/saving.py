@@ -46,7 +46,8 @@ class CheckpointSaver:
         checkpoints = self._team.checkpoints
         with self._enter_phase(Phase.TRAIN, clock="checkpoint"):
             directory = checkpoints.begin(step)
-            self._workers.on_my_ranks("save", str(directory), self._config.checkpoint.asynchronous)
+            limit_s = self._config.faults.save_deadline_s
+            self._workers.on_my_ranks("save", str(directory), self._config.checkpoint.asynchronous, at_most_s=limit_s)
             self._saving = step
             if self._controller == 0:
                 state = {"step": step, "best": self._best.state(), "config": self._config.model_dump(mode="json")}

@@ -17,8 +17,8 @@ from yatt_mm.protocol.control import Team
 class WorkerCalls:
     """Calls workers for one controller, always with a deadline."""
 
-    def __init__(self, index: int, config: Config, team: Team, rendezvous: RendezvousClient) -> None:
-        self.step = 0
+    def __init__(self, index: int, config: Config, team: Team, rendezvous: RendezvousClient, *, step: int) -> None:
+        self.step = step
         """The step of the run, for errors."""
         self._team = team
         self._rendezvous = rendezvous

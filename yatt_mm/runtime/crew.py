@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -108,18 +108,18 @@ class Crew:
         self.restart_count += 1
         self._end(lost)
         if keeper:
+            self._kill({"the keeper": self.keeper})
             self.keeper = create_keeper(self._stack, self._config, self._site.node.uri)
         self.units |= {unit: self._makers[unit]() for unit in lost}
         self._states = {
             unit: State.AWAKE if unit.role is Role.TRAIN and unit in lost else State.ASLEEP for unit in self.units
         }
+        self._stack.callback(self._stop_engines)  # before their actors are ended, which were made after the last one
         self._start({unit: self.units[unit] for unit in self.units if unit in lost})
 
     def team(self) -> Team:
         """Return the handles of all of them for the next controllers, with a coordinator of its own."""
         config, site = self._config, self._site
-        if self.coordinator is not None:
-            ray.kill(self.coordinator)
         self.coordinator = create(self._stack, Coordinator, log=log_file(config, "coordinator"), concurrency=1000)(
             placement=site.placement,
             workers=self.units,
@@ -184,12 +184,22 @@ class Crew:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=STOP_DEADLINE_S)
 
+    def end_controllers(self, controllers: Sequence[Any]) -> None:
+        """End all controllers, and the coordinator, which would go on changing the states of engines and ranks."""
+        self._kill({f"controller {c}": actor for c, actor in enumerate(controllers)})
+        if self.coordinator is not None:
+            ray.kill(self.coordinator)
+
     def _end(self, units: Collection[Unit]) -> None:
         """End these units, and wait until their processes are gone."""
         self._shut_down(units)
-        for unit in units:
-            ray.kill(self.units[unit])
-        gone = {self.units[unit].__ray_ready__.remote(): unit for unit in units}
+        self._kill({str(unit): self.units[unit] for unit in units})
+
+    def _kill(self, actors: Mapping[str, Any]) -> None:
+        """End these actors, given by their names, and wait until their processes are gone."""
+        for actor in actors.values():
+            ray.kill(actor)
+        gone = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
         _, alive = ray.wait(list(gone), num_returns=len(gone), timeout=GONE_S) if gone else ([], [])
         for call in alive:  # one that stands still does not hear Ray
             self._signal(gone[call], signal.SIGKILL)
@@ -199,17 +209,20 @@ class Crew:
     def write_stacks(self, units: Collection[Unit]) -> None:
         """Let the processes of these units write down where they are, in their logs."""
         for unit in units:
-            self._signal(unit, STACK_SIGNAL)
+            self._signal(str(unit), STACK_SIGNAL)
         if units:
             time.sleep(STACKS_S)
 
-    def _signal(self, unit: Unit, number: signal.Signals) -> None:
-        """Send a signal to the process of a unit, which has written down its number."""
-        if (found := self.done_by(unit)) is not None:
+    def done_by(self, unit: Unit) -> Done | None:
+        """Return what a unit has done so far; None if it has not begun."""
+        return self._done_by(str(unit))
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the process of an actor, which has written down its number."""
+        if (found := self._done_by(name)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found.pid, number)
 
-    def done_by(self, unit: Unit) -> Done | None:
-        """Return what a unit has done so far; None if it has not begun."""
-        logs = log_names(str(unit))
+    def _done_by(self, name: str) -> Done | None:
+        logs = log_names(name)
         return read_progress(progress_path(logs[0], self._scratch)) if logs else None

@@ -80,7 +80,8 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
         checkpoint = _find_checkpoint(config, resume, console) if resume else None
         state = read_state(checkpoint) if checkpoint else None
-        if state is not None and state["step"] >= config.train.steps and (config.run_dir / run_dir.EXPORT_DIR).is_dir():
+        has_model = (config.run_dir / run_dir.EXPORT_DIR).is_dir() and LIFELINE.loss is None
+        if state is not None and state["step"] >= config.train.steps and has_model:
             console.print(
                 f"{config.run_dir} is finished: {checkpoint} is of step {state['step']}, and train.steps is "
                 f"{config.train.steps}; raise train.steps to go on",
@@ -144,7 +145,12 @@ def _run(
     point = find_start(config, node.uri, checkpoint, state)
     start = point.start
     run_dir.prepare(config, checkpoint, start.step, console, is_same_run=LIFELINE.loss is not None)
-    LIFELINE.tell(run_dir=str(config.run_dir.absolute()), max_restarts=config.faults.max_restarts, step=start.step)
+    LIFELINE.tell(
+        run_dir=str(config.run_dir.absolute()),
+        max_restarts=config.faults.max_restarts,
+        began_at=start.step,
+        step=start.step,
+    )
     stack.callback(keep_log, scratch.files, config.log_dir)
     console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
@@ -197,7 +203,7 @@ def _run(
     watch = Watch(config.run_dir, crew.rendezvous, reporter, node, stopping, console)
     step = _run_to_the_end(crew, watch, Repairs(crew, config, start, reporter.warn_of_fault), controllers)
     if config.trains and step < config.train.steps:
-        has_moved = step > start.step or checkpoint is None
+        has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
 

@@ -38,9 +38,8 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
     """Let every unit end what it is doing and sleep. One that cannot is lost, and so is one that takes too long: a rank
     if no rank finishes anything for `deadline_s`, an engine after `ENGINE_S`. `done_by`: what a unit has done."""
     calls = {actor.settle.remote(): unit for unit, actor in units.items()}
-    ranks = [unit for unit in units if unit.role is Role.TRAIN]
     waiting, lost, steps, silent = list(calls), dict[Unit, str](), dict[Unit, int | None](), set[Unit]()
-    began_s, soonest_s = time.time(), time.time() + OTHERS_S
+    began_s, first_s = time.time(), 0.0
     while waiting:
         done, waiting = ray.wait(waiting, timeout=POLL_S)
         for call in done:
@@ -51,25 +50,33 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
                 lost[unit] = str(error)
             if unit.role is Role.TRAIN:
                 steps[unit] = step
-                # with one that is of no use, all of them are; and those that one does not wait for reply soon
-                soonest_s = min(soonest_s, time.time() + (OTHERS_S if step is not None else 0))
-        last_s = max((found.last_s for rank in ranks if (found := done_by(rank)) is not None), default=0.0)
-        ranks_end_s = soonest_s if steps else max(soonest_s, last_s + deadline_s)
+                first_s = first_s or time.time()
+        last_s = {unit: found.last_s for unit in units if (found := done_by(unit)) is not None}
         for call in waiting:
             unit = calls[call]
-            if time.time() > (ranks_end_s if unit.role is Role.TRAIN else began_s + ENGINE_S):
+            if unit.role is not Role.TRAIN:
+                limit_s = began_s + ENGINE_S
+            elif None in steps.values():
+                limit_s = 0.0  # with one that is of no use, all of them are
+            elif steps:
+                limit_s = max(first_s, last_s.get(unit, 0.0)) + OTHERS_S
+            else:
+                newest_s = max((last_s.get(unit, 0.0) for unit in units if unit.role is Role.TRAIN), default=0.0)
+                limit_s = max(began_s + OTHERS_S, newest_s + deadline_s)
+            if time.time() > limit_s:
                 silent.add(unit)
-                if unit.role is Role.TRAIN:
-                    steps[unit] = None
-                else:
-                    lost[unit] = f"{unit} did not end what it was doing in {ENGINE_S:g} s"
+        for unit in silent - lost.keys() - steps.keys():
+            if unit.role is Role.TRAIN:
+                steps[unit] = None
+            else:
+                lost[unit] = f"{unit} did not end what it was doing in {ENGINE_S:g} s"
         waiting = [call for call in waiting if calls[call] not in silent]
     at = set(steps.values())
     return Settled(lost=lost, ranks_at=at.pop() if len(at) == 1 else None, silent=frozenset(silent))
 
 
 def is_gone(actor: Any, *, deadline_s: float) -> bool:
-    """Return True if an actor has died, or does not reply in `deadline_s` seconds."""
+    """Return True if an actor has died, or has not replied after `deadline_s` seconds."""
     call = actor.__ray_ready__.remote()
     done, _ = ray.wait([call], timeout=deadline_s)
     if not done:
@@ -81,14 +88,10 @@ def is_gone(actor: Any, *, deadline_s: float) -> bool:
     return False
 
 
-def end_controllers(controllers: Sequence[Any], runs: Sequence[Any], *, within_s: float) -> list[int]:
-    """End all controllers, which may end themselves `within_s` seconds; return the numbers of those that had died."""
+def died_controllers(runs: Sequence[Any], *, within_s: float) -> list[int]:
+    """Return the numbers of the controllers that have died, of those whose `runs` end `within_s` seconds."""
     done, _ = ray.wait(list(runs), num_returns=len(runs), timeout=within_s)
-    died = [c for c, run in enumerate(runs) if run in done and _has_died(run)]
-    for controller in controllers:
-        ray.kill(controller)
-    ray.wait(list(runs), num_returns=len(runs), timeout=within_s)
-    return died
+    return [c for c, run in enumerate(runs) if run in done and _has_died(run)]
 
 
 def _has_died(run: Any) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from yatt_mm.batching.rendezvous import Progress
@@ -22,7 +21,7 @@ from yatt_mm.protocol.control import RunStart
 from yatt_mm.protocol.placement_model import Role, Unit
 from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.runtime.crew import Crew
-from yatt_mm.runtime.losses import Settled, end_controllers, is_gone, settle
+from yatt_mm.runtime.losses import Settled, died_controllers, is_gone, settle
 
 ABOUT_PARTS = (WorkerError, PhaseAbortedError)
 """The errors that say that a part of the run failed. Others say what is wrong with data, rewards or the disk."""
@@ -68,19 +67,25 @@ class Repairs:
         if not isinstance(error, ABOUT_PARTS):
             raise error
         began = time.monotonic()
-        progress = self._progress(error)
+        where = self._progress(error)
         self._crew.rendezvous.abort.remote(0, str(error))
-        died = end_controllers(controllers, runs, within_s=ENDING_S)
+        died = {*died_controllers(runs, within_s=ENDING_S), *where.late}
+        has_coordinator = not is_gone(self._crew.coordinator, deadline_s=REPLY_S)
+        self._crew.end_controllers(controllers)
+        progress = self._progress(error)  # one that ended itself may have finished the step
         deadline_s = self._config.controllers.deadline_s
         settled = settle(self._crew.units, self._crew.done_by, deadline_s=deadline_s)
-        no_keeper = self._crew.keeper is not None and is_gone(self._crew.keeper, deadline_s=REPLY_S)
-        fault = self._fault(error, died, settled, no_keeper=no_keeper)
-        at = {"phase": progress.phase, "step": progress.at_step}
+        no_keeper = self._crew.keeper is not None and is_gone(self._crew.keeper, deadline_s=deadline_s)
+        lost_names = {f"controller {c}": "controller" for c in sorted(died)}
+        lost_names |= {} if has_coordinator else {"the coordinator": "coordinator"}
+        lost_names |= {"the keeper": "keeper"} if no_keeper else {}
+        fault = self._fault(error, lost_names, settled)
+        at = {"phase": where.phase, "step": where.at_step}
         if not fault.who or self._is_too_often(progress):
             if fault.who:
                 self._write(fault, at, done="ended the run", began=began)
             raise error
-        self._tell(f"{' and '.join(fault.who)} failed in phase {progress.phase} of step {at['step']}: {fault.why}")
+        self._tell(f"{' and '.join(fault.who)} failed in phase {where.phase} of step {where.at_step}: {fault.why}")
         start = self._where_to_go_on(error, progress, settled)
         self._crew.write_stacks(settled.silent)
         lost = set(settled.lost)
@@ -91,28 +96,27 @@ class Repairs:
         except YattError as another:
             raise RunLost(f"{another} (while the run was repaired)") from error
         self._checkpoints.clear_partial()
-        restart = self._crew.rendezvous.restart.remote(self._crew.restart_count, start.step)
-        wait_all([("the rendezvous", restart)], what="a restart", deadline_s=self._config.controllers.deadline_s)
+        self._ask(error, self._crew.rendezvous.restart.remote(self._crew.restart_count, start.step))
         done = _what_is_done(lost, start)
         self._write(fault, at, done=done, began=began)
         self._tell(f"repaired after {time.monotonic() - began:.1f} s: {done}")
         return start
 
     def _progress(self, error: YattError) -> Progress:
-        """Return how far the run has come. Raises RunLost if the rendezvous is lost, with what it knew."""
-        call = self._crew.rendezvous.progress.remote()
+        """Return how far the run has come."""
+        progress: Progress = self._ask(error, self._crew.rendezvous.progress.remote())
+        return progress
+
+    def _ask(self, error: YattError, call: Any) -> Any:
+        """Return what the rendezvous replies. Raises RunLost if it is lost, with what it knew."""
         try:
-            return wait_all([("the rendezvous", call)], what="saying how far the run is", deadline_s=REPLY_S)[0]
+            return wait_all([("the rendezvous", call)], what="taking part in a repair", deadline_s=REPLY_S)[0]
         except YattError as lost:
             raise RunLost(str(lost)) from error
 
-    def _fault(self, error: YattError, died: Sequence[int], settled: Settled, *, no_keeper: bool) -> _Fault:
-        who: dict[str, str] = {f"controller {c}": "controller" for c in died}
-        who |= {str(unit): str(unit.role) for unit in settled.lost}
-        if no_keeper:
-            who["the keeper"] = "keeper"
-        if self._crew.coordinator is not None and is_gone(self._crew.coordinator, deadline_s=REPLY_S):
-            who["the coordinator"] = "coordinator"
+    def _fault(self, error: YattError, lost: Mapping[str, str], settled: Settled) -> _Fault:
+        """Return who failed. `lost`: the roles of lost actors that are neither engines nor ranks, by their names."""
+        who = {**lost, **{str(unit): str(unit.role) for unit in settled.lost}}
         if not who and settled.silent:
             hangs = min(settled.silent, key=self._num_done)  # the others may wait for it
             who[str(hangs)] = str(hangs.role)
@@ -140,11 +144,9 @@ class Repairs:
             newest = self._checkpoints.newest(self._tell)
         except CheckpointError:
             newest = None
-        if newest is not None:
-            folder, ranks_at = str(newest.absolute()), int(Path(newest).name.removeprefix("step_"))
-        covers = self._crew.rendezvous.covers.remote(ranks_at + 1, start.step)
-        (is_covered,) = wait_all([("the rendezvous", covers)], what="looking into its journal", deadline_s=REPLY_S)
-        if not is_covered:
+        if newest is not None and (saved := int(newest.name.removeprefix("step_"))) >= ranks_at:
+            folder, ranks_at = str(newest.absolute()), saved
+        if not self._ask(error, self._crew.rendezvous.covers.remote(ranks_at + 1, start.step)):
             raise RunLost(f"{error} (the records since step {ranks_at} are too large to train new ranks on them again)")
         return replace(start, checkpoint=folder, ranks_at=ranks_at)
 

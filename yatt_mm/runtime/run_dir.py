@@ -78,7 +78,7 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         console.print(f"{folder} held an earlier run, which is in {aside} now; {advice}", soft_wrap=True)
         if is_same_run and (aside / FAULTS_FILE).exists():
             with writing(folder):
-                folder.mkdir()
+                folder.mkdir(mode=PRIVATE)
                 shutil.copy(aside / FAULTS_FILE, folder)
     if checkpoint is None and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing

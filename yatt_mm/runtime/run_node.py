@@ -28,8 +28,7 @@ TOKEN_FILE_VARIABLE = "DATAPLANE_TOKEN_FILE"
 """The variable of the environment that names the token file to every client."""
 SCOPE_TIMEOUT_S = 10.0
 JOURNAL_FRAC = 0.125
-"""The share of a node's disk, or of its memory if it has no disk, that the records of the steps since the last
-checkpoint may take."""
+"""The share of a node's disk that the records of the steps since the last checkpoint may take."""
 MAX_ID_CHARS = 60
 """The length limit for the run's part of a node id, which may have 64 characters."""
 
@@ -76,9 +75,8 @@ def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, 
     client = stack.enter_context(Client(uri, timeout_s=SCOPE_TIMEOUT_S))
     client.open_scope(scope)
     stack.callback(_close_scope, client, scope)
-    stat = client.stat()
-    on_disk = stat["spill_budget_bytes"]
-    journal_bytes = int(JOURNAL_FRAC * (on_disk or stat["budget_bytes"]))
+    on_disk = client.stat()["spill_budget_bytes"]
+    journal_bytes = int(JOURNAL_FRAC * on_disk)  # what is in memory alone ends with the node
     return RunNode(uri=uri, scope=scope, durable=on_disk > 0, journal_bytes=journal_bytes, node=node)
 
 

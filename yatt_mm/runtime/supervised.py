@@ -11,6 +11,10 @@ from typing import Any
 
 from dataplane.core.process import signal_on_parent_death
 
+STATE_BYTES = 1 << 16
+"""The size of the state's file."""
+MAX_LOST = 1000
+"""The most characters that say what was lost."""
 VARIABLE = "YATT_SUPERVISOR"
 """The variable of the environment that carries an `Order` to the launcher, and to no other process."""
 
@@ -51,6 +55,8 @@ class LauncherState:
     run_dir: str = ""
     """The run's folder; empty before it is prepared."""
     max_restarts: int = 0
+    began_at: int = 0
+    """The step after which it began."""
     step: int = -1
     """The last finished step."""
     phase: str = "start"
@@ -62,7 +68,7 @@ class LauncherState:
     @classmethod
     def read(cls, file: int) -> LauncherState:
         """Return what a launcher wrote last."""
-        text = os.pread(file, 1 << 16, 0)
+        text = os.pread(file, STATE_BYTES, 0)
         return cls(**json.loads(text)) if text else cls()
 
 
@@ -97,9 +103,8 @@ class Lifeline:
         """Change fields of the state."""
         self._state = replace(self._state, **news)
         if self._file is not None:
-            text = json.dumps(asdict(self._state)).encode()
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, text, 0)
+            text = json.dumps({**asdict(self._state), "lost": self._state.lost[:MAX_LOST]})
+            os.pwrite(self._file, text.encode().ljust(STATE_BYTES), 0)  # in one call: the process may end at any moment
 
     def end(self, why: str) -> None:
         """End this process at once, because it cannot end in an orderly way. Its supervisor ends what it has started.

@@ -7,6 +7,7 @@ killed has left, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from yatt_mm.reporting.fault_log import FaultLog
@@ -53,6 +55,8 @@ class Supervisor:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._told = 0
         """The first signal that came; 0 if none did."""
+        self._state = LauncherState()
+        """That of the last launcher that was lost."""
         self._num_in_a_row = 0
         self._step = -1
         """The last finished step of the launchers that were lost."""
@@ -60,18 +64,22 @@ class Supervisor:
     def forward(self, signum: int, frame: object) -> None:
         """Give a signal to the launcher. That has a process group of its own, so no signal reaches it twice."""
         self._told = self._told or signum
-        if self._launcher is not None:
-            self._launcher.send_signal(signum)
+        if self._launcher is not None and self._launcher.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._launcher.pid, signum)
 
     def run(self) -> int:
         """Run launchers until one comes to its end, and return its exit status."""
         loss = None
         while True:
             status, state = self._run_launcher(loss)
-            if state.is_ended and status != LOST:
-                return status
             began_s = time.time()
             _end_descendants()
+            if state.is_ended and status != LOST:
+                return status
+            if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
+                state = replace(self._state, phase="start", lost=state.lost)
+            self._state = state
             if self._told:
                 print("the run was told to stop, and ended before it was saved", file=sys.stderr)
                 return INTERRUPTED if self._told == signal.SIGINT else SAVED_AND_STOPPED
@@ -81,7 +89,7 @@ class Supervisor:
                 _give_up(state, loss)
                 return 1
             print(f"fault: {why}; the run starts again from its newest checkpoint", file=sys.stderr, flush=True)
-            if any((Path(state.run_dir) / "checkpoints").glob("step_*")):
+            if _has_saved(Path(state.run_dir), state.began_at):
                 self._resume = "auto"
 
     def _run_launcher(self, loss: LauncherLoss | None) -> tuple[int, LauncherState]:
@@ -96,7 +104,7 @@ class Supervisor:
                 process_group=0,
             )
             if self._told:  # it came while there was no launcher
-                self._launcher.send_signal(self._told)
+                self.forward(self._told, None)
             while True:
                 pid, ended = os.waitpid(-1, 0)  # others are what lost its parent
                 if pid == self._launcher.pid:
@@ -127,6 +135,12 @@ def _end_descendants() -> None:
         while (left := own.children(recursive=True)) and time.monotonic() < deadline:
             psutil.wait_procs(left, timeout=0.2)
     remove_scratch_of_dead_runs()
+
+
+def _has_saved(run_dir: Path, began_at: int) -> bool:
+    """Return True if a run has a checkpoint of a later step than the one after which it began."""
+    steps = [int(folder.name.removeprefix("step_")) for folder in (run_dir / "checkpoints").glob("step_*")]
+    return max(steps, default=0) > began_at
 
 
 def _how_it_ended(status: int) -> str:

@@ -33,6 +33,7 @@ from yatt_mm.training.skipped_update import write_update
 from yatt_mm.training.step_plan import UpdatePlan
 from yatt_mm.training.train_sample import SampledTokens, TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
+from yatt_mm.weights.stream_group import StreamError
 from yatt_mm.weights.stream_publisher import Receivers
 
 Samples = list[list[TrainSample]]
@@ -145,6 +146,9 @@ class TrainWorker:
         update was broken off, after which they are of no use."""
         with contextlib.suppress(OSError):  # the checkpoint is saved again
             self.finish_save()
+        if self._publisher is not None:
+            with contextlib.suppress(StreamError):  # an engine may be gone; the weights are as they were
+                self._publisher.release()
         if self._step is not None:
             self.set_state(State.ASLEEP)
         return self._step

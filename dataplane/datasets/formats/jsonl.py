@@ -30,6 +30,7 @@ class JsonShard:
         self, file: RangeFile, folders: MediaFolders, options: ColumnOptions, caches: Caches, parser: Parser
     ) -> None:
         self._file = file
+        self._read_as = (file, options)  # the same file may be read in other ways too
         self._folders = folders
         self._caches = caches
         self._parser = parser
@@ -53,7 +54,7 @@ class JsonShard:
 
         wanted: list[int] = []
         for number in dict.fromkeys(numbers):
-            key = (self._file, number)
+            key = (self._read_as, number)
             media, kept = self._caches.objects.get(key), self._caches.fields.get(key)
             if media is None or kept is None:
                 wanted.append(number)
@@ -66,7 +67,7 @@ class JsonShard:
             for number, parsed in found:
                 if 0 <= number < self.num_samples:
                     rows[number] = self._row(number, parsed, parsed.media)
-                    self._caches.fields.put((self._file, number), parsed.without_media(), cost)
+                    self._caches.fields.put((self._read_as, number), parsed.without_media(), cost)
 
         if wanted:
             self._parse(wanted, None, take)
@@ -80,10 +81,10 @@ class JsonShard:
         if not 0 <= offset < self.num_samples:
             return None
         self._file.check_unchanged()
-        found = self._caches.objects.get((self._file, offset))
+        found = self._caches.objects.get((self._read_as, offset))
         if found is None:
             self.rows([offset])
-            found = self._caches.objects.get((self._file, offset)) or ()
+            found = self._caches.objects.get((self._read_as, offset)) or ()
         for item in found:
             cell = self._cell(item) if item.part == part else None
             if cell is not None and not cell.reason and cell.nbytes == nbytes:
@@ -120,7 +121,7 @@ class JsonShard:
             item if isinstance(item, MediaValue) and item.path is not None else cell
             for item, cell in zip(found, cells, strict=True)
         )
-        self._caches.objects.put((self._file, number), known)
+        self._caches.objects.put((self._read_as, number), known)
         media, flaws = media_and_flaws(number, key, cells)
         return Row(key, parsed.fields, media, (*flaws, Flaw(number, key, parsed.reason)) if parsed.reason else flaws)
 

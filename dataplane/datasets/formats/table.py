@@ -35,6 +35,7 @@ class TableShard:
     ) -> None:
         """`form`: `parquet` or `arrow`."""
         self._file = file
+        self._read_as = (file, options)  # the same file may be read in other ways too
         self._folders = folders
         self._caches = caches
         self._parser = parser
@@ -63,7 +64,7 @@ class TableShard:
         rows: dict[int, Row] = {}
         wanted: dict[int, bool] = {}
         for number, cells in known.items():
-            kept = self._caches.fields.get((self._file, number)) if cells is not None else None
+            kept = self._caches.fields.get((self._read_as, number)) if cells is not None else None
             if kept is None:
                 wanted[number] = cells is None
             else:
@@ -76,7 +77,7 @@ class TableShard:
                 if number in wanted:
                     rows[number] = self._row(number, parsed, known[number])
                     if not parsed.is_lost:
-                        self._caches.fields.put((self._file, number), parsed.without_media(), cost)
+                        self._caches.fields.put((self._read_as, number), parsed.without_media(), cost)
 
         if wanted:
             self._read(wanted, None, take)
@@ -86,10 +87,10 @@ class TableShard:
         """Return the place of the medium at `part` of a row. The row is read for this, unless it was read lately."""
         if not 0 <= offset < self.num_samples:
             return None
-        cells = self._caches.rows.get((self._file, offset))
+        cells = self._caches.rows.get((self._read_as, offset))
         if cells is None:
             self.rows([offset])
-            cells = self._caches.rows.get((self._file, offset)) or ()
+            cells = self._caches.rows.get((self._read_as, offset)) or ()
         for cell in cells:
             if (cell.part, cell.nbytes) == (part, nbytes) and not cell.reason:
                 return self._place(offset, cell)
@@ -126,7 +127,7 @@ class TableShard:
 
     def _known(self, number: int) -> tuple[Cell, ...] | None:
         """Return the media of a row if they have names already. A file that a row names may have changed since."""
-        cells = self._caches.rows.get((self._file, number))
+        cells = self._caches.rows.get((self._read_as, number))
         return None if cells is None or any(cell.is_path for cell in cells) else cells
 
     def _read(self, wanted: Mapping[int, bool], part: str | None, take: Callable[[Reply], None]) -> None:
@@ -144,7 +145,7 @@ class TableShard:
             return Row(key, {}, (), (Flaw(number, key, parsed.reason),))
         if known is None:
             known = tuple(name_cell(item, self._file, self._folders, self._caches) for item in parsed.media)
-            self._caches.rows.put((self._file, number), known)
+            self._caches.rows.put((self._read_as, number), known)
         served, flaws = media_and_flaws(number, key, known)
         return Row(key, parsed.fields, served, (*flaws, Flaw(number, key, parsed.reason)) if parsed.reason else flaws)
 

@@ -65,7 +65,7 @@ class TarShard:
         wanted: dict[int, tuple[int, str, int, int]] = {}
         found: dict[int, ReceivedRow] = {}
         for at, member in members:
-            kept = self._caches.fields.get((self._file, at))
+            kept = self._caches.fields.get((self._file, self._options, at))
             if kept is not None:
                 found[at] = kept
             elif member.nbytes <= MAX_FIELDS_BYTES and holds_fields(extension := member.extension):
@@ -79,7 +79,7 @@ class TarShard:
                 for at, parsed in rows:
                     if at in wanted:
                         found[at] = parsed
-                        self._caches.fields.put((self._file, at), parsed, cost)
+                        self._caches.fields.put((self._file, self._options, at), parsed, cost)
 
             self._parser.call("tar members", self._file, arguments, take, READING)
         return found

@@ -29,7 +29,7 @@ def test_stop_ends_the_node_its_workers_and_its_memory(tmp_path: Path) -> None:
             client.derive(client.samples("a", [0])[0].media, RECIPE)
         processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
         mine = segments(node.pid)
-        assert len(processes) == 2 and mine == set(node.segments)
+        assert len(processes) == 3 and mine == set(node.segments), "the node, its parser and its decode worker"
     wait_until(lambda: not any(process.is_running() for process in processes))
     assert not existing(mine)
     node.stop()
@@ -64,7 +64,7 @@ def test_a_node_ends_with_its_owner_and_leaves_nothing(tmp_path: Path, how: sign
     assert owner.stdout is not None
     node = psutil.Process(int(owner.stdout.readline()))
     processes, mine = [node, *node.children(recursive=True)], segments(node.pid)
-    assert len(processes) == 2 and mine
+    assert len(processes) == 3 and mine
     owner.send_signal(how)
     owner.wait()
     owner.stdout.close()

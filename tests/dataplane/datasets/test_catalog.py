@@ -12,6 +12,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dataplane.client.client import Client
@@ -245,3 +247,18 @@ def test_a_shard_that_cannot_be_used_is_quarantined_as_a_whole_and_the_others_se
         "num_shards_found": 3,
         "num_shards_read": 3,
     }
+
+
+@pytest.mark.parametrize("kind", ["tar", "jsonl", "parquet"])
+def test_two_sets_read_the_same_file_each_in_its_own_way(kind: str, tmp_path: Path) -> None:
+    path, fields = tmp_path / f"a.{kind}", {"question": "What?", "answer": "7"}
+    if kind == "tar":
+        write_tar(path, {"0.json": json.dumps(fields).encode()})
+    elif kind == "jsonl":
+        path.write_text(json.dumps(fields) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([fields]), path)
+    catalog = Catalog({"all": [str(path)], "less": [f"{path}#drop=answer"]}, "node")
+    for _ in range(2):
+        (whole,), (less,) = catalog.samples("all", [0]), catalog.samples("less", [0])
+        assert whole.fields == fields and "answer" not in less.fields

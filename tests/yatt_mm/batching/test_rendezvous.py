@@ -233,7 +233,38 @@ def test_a_notice_that_comes_again_with_the_step_is_told_once() -> None:
         assert len(await meeting.take_records(0.0)) == 1
         assert "1 samples were left out" in await meeting.why_left_out()
         await meeting.gather(key(2, sequence=1), 0, None)
-        await meeting.put_record(notice)
-        assert len(await meeting.take_records(0.0)) == 1, "another step tells again"
+        assert not await meeting.put_record({**notice, "step": 2}), "the next evaluation finds it again"
+        assert await meeting.put_record({**notice, "key": "b"})
+        assert len(await meeting.take_records(0.0)) == 1
+
+    asyncio.run(run())
+
+
+def test_calls_of_controllers_that_are_gone_end_and_a_stop_holds_for_those_that_follow() -> None:
+    async def run() -> None:
+        meeting = make(1)
+        left = asyncio.ensure_future(meeting.wait_stop())
+        await asyncio.sleep(0)
+        await meeting.restart(1, step=0)
+        await asyncio.wait_for(left, 1.0)
+        waiting = asyncio.ensure_future(meeting.wait_stop())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await meeting.stop()
+        await asyncio.wait_for(waiting, 1.0)
+        await meeting.restart(2, step=0)
+        await asyncio.wait_for(meeting.wait_stop(), 1.0)
+
+    asyncio.run(run())
+
+
+def test_a_controller_that_is_late_is_known_to_the_launcher() -> None:
+    async def run() -> None:
+        meeting = make(2, deadline_s=0.1)
+        with pytest.raises(PhaseAbortedError):
+            await meeting.gather(key(), 0, None)
+        assert (await meeting.progress()).late == (1,)
+        await meeting.restart(1, step=0)
+        assert (await meeting.progress()).late == ()
 
     asyncio.run(run())

@@ -27,7 +27,9 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
         )
     way = kills[number] if number < len(kills) else "end"
     if way != "early":
-        LIFELINE.tell(run_dir=str(folder), max_restarts=2, step=number if "moves" in kills else 0, phase="train")
+        LIFELINE.tell(
+            run_dir=str(folder), max_restarts=2, began_at=0, step=number if "moves" in kills else 0, phase="train"
+        )
     if way == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
         time.sleep(60)

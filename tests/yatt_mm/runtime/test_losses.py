@@ -17,7 +17,7 @@ from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path,
 from yatt_mm.protocol.placement_model import Role, Unit
 from yatt_mm.runtime import losses
 from yatt_mm.runtime.cluster import _our_signals
-from yatt_mm.runtime.losses import end_controllers, is_gone, settle
+from yatt_mm.runtime.losses import died_controllers, is_gone, settle
 
 pytestmark = pytest.mark.alone
 
@@ -127,13 +127,31 @@ def test_an_engine_that_does_not_fall_asleep_is_lost(monkeypatch: pytest.MonkeyP
     assert settled.lost == {engine: "engine 1 did not end what it was doing in 1 s"}
 
 
-def test_controllers_are_ended_and_those_that_had_died_are_named() -> None:
+def test_a_rank_that_replies_late_waits_for_no_one_if_it_still_finishes_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(losses, "OTHERS_S", 1.0)
+    soon, later = member(2), member(2, sleeps_s=3)
+
+    def done(unit: Unit) -> Done:
+        return Done(pid=0, count=0, last_s=time.time())
+
+    assert settle(ranks(soon, later), done, deadline_s=20).ranks_at == 2, "it writes its part of a checkpoint"
+
+
+def test_the_others_have_their_time_from_the_first_reply_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "OTHERS_S", 1.5)
+    both = ranks(member(2, sleeps_s=2.0), member(2, sleeps_s=2.7))
+    last_s = time.time()
+    assert settle(both, lambda unit: Done(pid=0, count=0, last_s=last_s), deadline_s=20).ranks_at == 2
+
+
+def test_controllers_that_had_died_are_named() -> None:
     controllers = [member(sleeps_s=0), member(sleeps_s=30), member(sleeps_s=30)]
     os.kill(ray.get(controllers[1].pid.remote()), signal.SIGKILL)
     runs = [controller.run.remote(c == 0) for c, controller in enumerate(controllers)]
-    assert end_controllers(controllers, runs, within_s=1.0) == [1]
-    assert all(is_gone(controller, deadline_s=5) for controller in controllers)
-    assert not is_gone(member(), deadline_s=20)
+    assert died_controllers(runs, within_s=1.0) == [1]
+    assert is_gone(controllers[1], deadline_s=5) and not is_gone(controllers[0], deadline_s=20)
 
 
 def test_a_process_that_hangs_writes_down_where(tmp_path: Path) -> None:

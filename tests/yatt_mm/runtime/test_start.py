@@ -114,7 +114,7 @@ def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
         one._start = SimpleNamespace(checkpoint="step_3", step=3, ranks_at=3, flaws=(flaw,))
         one._team = SimpleNamespace(restart_count=0)
         one._meter, one._workers, records = StepMeter(), MagicMock(), list[dict[str, Any]]()
-        one._rendezvous = SimpleNamespace(put_record=records.append, gather=lambda value: [value])
+        one._rendezvous = SimpleNamespace(put_record=lambda record: not records.append(record), gather=lambda value: [value])
         getattr(one, begins)()
         assert records == wanted
         assert one._meter.take().sums.get("data/num_quarantined", 0) == len(wanted)

@@ -80,6 +80,14 @@ def test_a_launcher_that_dies_before_its_run_has_a_folder_is_not_started_again(t
     assert len(lives(tmp_path)) == 1
 
 
+def test_a_run_that_was_resumed_from_elsewhere_does_not_go_on_from_an_older_checkpoint_of_its_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "checkpoints" / "step_000000").mkdir(parents=True)
+    assert start(tmp_path, "kill").wait(60) == 0
+    assert [life["resume"] for life in lives(tmp_path)] == [[], []]
+
+
 def test_a_signal_reaches_the_launcher_and_its_status_is_that_of_the_run(tmp_path: Path) -> None:
     supervisor = start(tmp_path, "wait")
     wait_until(lambda: bool(lives(tmp_path)))
