@@ -113,8 +113,8 @@ def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
         one.index, one.step = index, 3
         one._start = SimpleNamespace(checkpoint="step_3", step=3, ranks_at=3, flaws=(flaw,))
         one._team = SimpleNamespace(restart_count=0)
-        one._meter, one._workers, records = StepMeter(), MagicMock(), list[dict[str, Any]]()
-        one._rendezvous = SimpleNamespace(put_record=lambda record: not records.append(record), gather=lambda value: [value])
+        one._meter, one._workers, put_record = StepMeter(), MagicMock(), MagicMock(return_value=True)
+        one._rendezvous = SimpleNamespace(put_record=put_record, gather=lambda value: [value])
         getattr(one, begins)()
-        assert records == wanted
+        assert [call.args[0] for call in put_record.call_args_list] == wanted
         assert one._meter.take().sums.get("data/num_quarantined", 0) == len(wanted)
