@@ -31,7 +31,8 @@ class Settled:
     ranks_at: int | None
     """The step whose update the weights of all ranks have; None if they have to be made again."""
     silent: frozenset[Unit]
-    """Those that did not reply. They hang, or wait for one that does."""
+    """Those that did not reply. They hang, or wait for one that does. None if a rank's update failed: the others wait
+    for that one then."""
 
 
 def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *, deadline_s: float) -> Settled:
@@ -39,7 +40,7 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
     if no rank finishes anything for `deadline_s`, an engine after `ENGINE_S`. `done_by`: what a unit has done."""
     calls = {actor.settle.remote(): unit for unit, actor in units.items()}
     waiting, lost, steps, silent = list(calls), dict[Unit, str](), dict[Unit, int | None](), set[Unit]()
-    began_s, first_s = time.time(), 0.0
+    began_s, first_s, has_failed = time.time(), 0.0, False
     while waiting:
         done, waiting = ray.wait(waiting, timeout=POLL_S)
         for call in done:
@@ -50,6 +51,7 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
                 lost[unit] = str(error)
             if unit.role is Role.TRAIN:
                 steps[unit] = step
+                has_failed |= step is None and unit not in lost
                 first_s = first_s or time.time()
         last_s = {unit: found.last_s for unit in units if (found := done_by(unit)) is not None}
         for call in waiting:
@@ -72,7 +74,8 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
                 lost[unit] = f"{unit} did not end what it was doing in {ENGINE_S:g} s"
         waiting = [call for call in waiting if calls[call] not in silent]
     at = set(steps.values())
-    return Settled(lost=lost, ranks_at=at.pop() if len(at) == 1 else None, silent=frozenset(silent))
+    ranks_at = at.pop() if len(at) == 1 else None
+    return Settled(lost=lost, ranks_at=ranks_at, silent=frozenset(() if has_failed else silent))
 
 
 def is_gone(actor: Any, *, deadline_s: float) -> bool:

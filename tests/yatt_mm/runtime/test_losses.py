@@ -120,6 +120,11 @@ def test_a_rank_that_waits_for_one_that_has_replied_is_not_waited_for(monkeypatc
     assert settled.ranks_at is None and [str(unit) for unit in settled.silent] == ["training rank 1"]
 
 
+def test_ranks_that_wait_for_one_whose_update_failed_do_not_hang() -> None:
+    settled = settle(ranks(member(None), member(3, sleeps_s=30)), nothing, deadline_s=20)
+    assert (settled.ranks_at, settled.lost, settled.silent) == (None, {}, frozenset()), "its error ends the run"
+
+
 def test_an_engine_that_does_not_fall_asleep_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "ENGINE_S", 1.0)
     engine = unit(Role.ROLLOUT, 1)
