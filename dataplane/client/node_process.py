@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from dataplane.core.child_process import wait_for_killed
 from dataplane.core.errors import ERRORS, DataPlaneError, NodeTimeoutError, NodeUnavailableError
 from dataplane.core.shared_files import PRESENCE
 
@@ -92,12 +93,7 @@ class NodeProcess:
             except subprocess.TimeoutExpired:
                 log.warning("node %d did not stop in %g s; it is killed", self.pid, timeout_s)
                 self._process.kill()
-                try:
-                    self._process.wait(KILLED_S)
-                except subprocess.TimeoutExpired:
-                    log.error(
-                        "node %d was killed and has not ended in %g s; it is left to the system", self.pid, KILLED_S
-                    )
+                wait_for_killed(self._process, "node", KILLED_S)
 
     def remove(self) -> None:
         """Close the pipes of the process and unlink its segments. Call it only after the process has ended."""

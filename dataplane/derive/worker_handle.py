@@ -15,7 +15,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from dataplane.core.child_process import child_environment, wait_for_killed
 from dataplane.core.errors import OutOfSpaceError
 from dataplane.datasets.formats.range_files import open_local
 from dataplane.derive.result_memory import ResultMemory
-from dataplane.derive.worker_environment import worker_environment
 from dataplane.derive.worker_settings import WorkerSettings
 from dataplane.media.limits import MediaLimits
 from dataplane.media.videos import VideoDecoder
@@ -162,7 +161,7 @@ class WorkerHandle:
                     pass_fds=[theirs.fileno(), self._memory.fd],
                     stdin=subprocess.DEVNULL,
                     cwd=Path(__file__).resolve().parents[2],
-                    env=worker_environment(os.environ),
+                    env=child_environment(os.environ),
                 )
             finally:
                 os.close(self._memory.fd)
@@ -214,20 +213,7 @@ class WorkerHandle:
             self._process.kill()
         self._connection.close()
         self._socket.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            log.error(
-                "worker %d was killed and has not ended in %g s (it may wait for a disk or a network file system); it "
-                "is left to the system",
-                self.pid,
-                END_TIMEOUT_S,
-            )
-            threading.Thread(target=self._wait_for_end, name="killed-worker", daemon=True).start()
-
-    def _wait_for_end(self) -> None:
-        self._process.wait()
-        log.warning("worker %d, which had been killed, has ended", self.pid)
+        wait_for_killed(self._process, "worker", END_TIMEOUT_S)
 
     def _begin(self, job: Job) -> dict[str, Any]:
         """Send a job with its source, and return the first frame of the reply."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import mmap
+import os
 import signal
 import struct
 import tempfile
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from yatt_mm.common.log_file import log_names
 
 T = TypeVar("T")
 
@@ -40,10 +43,10 @@ class Progress:
         self._file: mmap.mmap | None = None
         self._pid = 0
 
-    def open(self, path: Path, pid: int) -> None:
+    def open(self, path: Path) -> None:
         """From now on show in a file what this process does, and let `STACK_SIGNAL` write its stacks."""
-        self._pid = pid
-        path.write_bytes(LAYOUT.pack(pid, 0, time.time()))
+        self._pid = os.getpid()
+        path.write_bytes(LAYOUT.pack(self._pid, 0, time.time()))
         with path.open("r+b") as file:
             self._file = mmap.mmap(file.fileno(), LAYOUT.size)
         faulthandler.register(STACK_SIGNAL, all_threads=True)
@@ -69,6 +72,13 @@ def progress_path(log_name: str, folder: Path | None = None) -> Path:
     """Return the file of the process that writes this log. `folder`: that for the run's temporary files, which is the
     default one in all processes of a run but the launcher."""
     return (folder or Path(tempfile.gettempdir())) / f"progress-{log_name.removesuffix('.log')}"
+
+
+def progress_of(name: str, folder: Path | None = None) -> Done | None:
+    """Return what the part of the run that errors call `name` has done; None if there is none yet. `folder`: see
+    `progress_path`."""
+    logs = log_names(name)
+    return read_progress(progress_path(logs[0], folder)) if logs else None
 
 
 def read_progress(path: Path) -> Done | None:

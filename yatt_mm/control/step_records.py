@@ -20,7 +20,8 @@ class StepRecords:
         """`is_restart`: True if another controller had records before this one, which are taken over."""
         self._rendezvous = rendezvous
         self._kept = kept
-        self._is_restart = is_restart
+        self._may_have_share = is_restart
+        """True until the first step after a restart: only that one can be broken off."""
         self._refs: dict[int, list[Ref]] = rendezvous.shared_refs() if is_restart else {}
         """[step] the records that are not released."""
 
@@ -36,7 +37,8 @@ class StepRecords:
     def take(self, step: int) -> StepShare | None:
         """Return what this controller had for the step that a fault broke off; None if it has to be done from its
         beginning."""
-        return self._rendezvous.share(step) if self._is_restart else None
+        may_have_share, self._may_have_share = self._may_have_share, False
+        return self._rendezvous.share(step) if may_have_share else None
 
     def forget(self, until: int, *, tells: bool) -> None:
         """Release the records of all steps `until` this one, of which there is a checkpoint. `tells`: True in one

@@ -3,7 +3,6 @@ it has done."""
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def _logged(body: Any, log: Path) -> type:
     class Logged(body):  # type: ignore[misc]
         def __init__(self, **arguments: Any) -> None:
             write_output_to(log)
-            PROGRESS.open(progress_path(log.name), os.getpid())
+            PROGRESS.open(progress_path(log.name))
             super().__init__(**arguments)
 
     Logged.__name__ = Logged.__qualname__ = body.__name__

@@ -19,8 +19,7 @@ from models.registry import read_config
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.log_file import log_names
-from yatt_mm.common.progress import STACK_SIGNAL, Done, progress_path, read_progress
+from yatt_mm.common.progress import STACK_SIGNAL, Done, progress_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.actor import ControllerActor
 from yatt_mm.placement.coordinator import Coordinator
@@ -215,14 +214,10 @@ class Crew:
 
     def done_by(self, unit: Unit) -> Done | None:
         """Return what a unit has done so far; None if it has not begun."""
-        return self._done_by(str(unit))
+        return progress_of(str(unit), self._scratch)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process of an actor, which has written down its number."""
-        if (found := self._done_by(name)) is not None:
+        if (found := progress_of(name, self._scratch)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found.pid, number)
-
-    def _done_by(self, name: str) -> Done | None:
-        logs = log_names(name)
-        return read_progress(progress_path(logs[0], self._scratch)) if logs else None

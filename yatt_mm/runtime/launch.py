@@ -145,16 +145,12 @@ def _run(
     point = find_start(config, node.uri, checkpoint, state)
     start = point.start
     run_dir.prepare(config, checkpoint, start.step, console, is_same_run=LIFELINE.loss is not None)
-    LIFELINE.tell(
-        run_dir=str(config.run_dir.absolute()),
-        max_restarts=config.faults.max_restarts,
-        began_at=start.step,
-        step=start.step,
-    )
+    run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
+    LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=start.step, step=start.step)
     stack.callback(keep_log, scratch.files, config.log_dir)
     console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
+        _warn(warning, console)
     session = ray_session(
         config.ray.address,
         num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
@@ -164,11 +160,11 @@ def _run(
     with signals_held(console):
         stack.enter_context(session)
     if config.ray.address is not None and asks_for_no_token():
-        warning = (
+        _warn(
             f"the Ray cluster at {config.ray.address} asks for no token: any process that reaches it can run programs "
-            "as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here"
+            "as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here",
+            console,
         )
-        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
@@ -206,6 +202,10 @@ def _run(
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
+
+
+def _warn(text: str, console: Console) -> None:
+    console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: list[Any]) -> int:

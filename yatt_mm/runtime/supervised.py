@@ -101,8 +101,8 @@ class Lifeline:
 
     def tell(self, **news: Any) -> None:
         """Change fields of the state."""
-        self._state = replace(self._state, **news)
-        if self._file is not None:
+        before, self._state = self._state, replace(self._state, **news)
+        if self._file is not None and self._state != before:
             text = json.dumps({**asdict(self._state), "lost": self._state.lost[:MAX_LOST]})
             os.pwrite(self._file, text.encode().ljust(STATE_BYTES), 0)  # in one call: the process may end at any moment
 

@@ -8,7 +8,6 @@ killed has left, and nothing else.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dataplane.core.process import adopt_descendants
 from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.runtime.scratch import remove_scratch_of_dead_runs
 from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, SIGNALS, signals_restored
@@ -29,7 +29,6 @@ LOST = 70
 """The exit status of a launcher whose run has to be started again (`EX_SOFTWARE` of sysexits.h)."""
 END_S = 20.0
 """The seconds in which what a launcher left must end after SIGTERM."""
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(arguments: Sequence[str], resume: str | None) -> int:
@@ -37,7 +36,7 @@ def supervise(arguments: Sequence[str], resume: str | None) -> int:
 
     `arguments`: a config and overrides of its keys. `resume`: what `--resume` names.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_descendants()
     supervisor = Supervisor(list(arguments), resume)
     with signals_restored():
         for number in SIGNALS:

@@ -63,9 +63,7 @@ class Watch:
         call = ("the rendezvous", self._rendezvous.news.remote(wait_s))
         (news,) = wait_all([call], what="handing over records", deadline_s=RECORDS_DEADLINE_S)
         records, progress = news
-        if progress.step is not None:
-            LIFELINE.tell(step=progress.step)
-        LIFELINE.tell(phase=progress.phase)
+        LIFELINE.tell(phase=progress.phase, **({} if progress.step is None else {"step": progress.step}))
         if self._node.num_restarts > self._num_node_restarts:
             self._num_node_restarts = self._node.num_restarts
             self._faults.add(

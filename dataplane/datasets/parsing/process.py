@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dataplane.core.child_process import child_environment, wait_for_killed
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.parser import Reply, TaskLimits
 from dataplane.datasets.formats.range_files import RangeFile, open_local
@@ -24,8 +24,6 @@ answers."""
 SEND_TIMEOUT_S = 60.0
 MAX_READ_BYTES = 1 << 30
 """The largest range of a remote file that is read for a parser."""
-INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
-"""The variables of the node's environment that a parser gets. It needs no token, key or address."""
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ class ParserProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=Path(__file__).resolve().parents[3],
-                env={name: os.environ[name] for name in INHERITED if name in os.environ} | {"OMP_NUM_THREADS": "1"},
+                env=child_environment(os.environ),
             )
         self._socket = FrameSocket(ours)
         self.pid = self._process.pid
@@ -112,13 +110,7 @@ class ParserProcess:
         if self._process.poll() is None:
             self._process.kill()
         self._socket.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            log.error(
-                "parser %d was killed and has not ended in %g s; it is left to the system", self.pid, END_TIMEOUT_S
-            )
-            threading.Thread(target=self._process.wait, name="killed-parser", daemon=True).start()
+        wait_for_killed(self._process, "parser", END_TIMEOUT_S)
 
     def _request(self, task: str, file: RangeFile, arguments: Mapping[str, Any]) -> None:
         described = {"path": file.path, "nbytes": file.nbytes, "version": file.version}

@@ -24,11 +24,10 @@ from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
 from dataplane.storage.entries import Slab
 from tests.dataplane.clips import encode_video, h264, moving, sound
+from tests.dataplane.derive.deriving import derive, read
 from tests.dataplane.media.test_processors import VIDEO_RECIPE, run_video_kernel
 from tests.dataplane.shards import RECIPE, encode, has_ended, noise, wait_until, write_tar
 
-DEADLINE_S = 240.0
-"""Workers that are killed start again, which takes its time on a busy machine."""
 FRAMES = {
     "kernel": "frames",
     "version": 1,
@@ -74,18 +73,6 @@ def node(shard: Path) -> Iterator[Node]:
     started = start(shard)
     yield started
     started.stop()
-
-
-def derive(node: Node, numbers: list[int], recipe: Any) -> list[Ref | BadMedia]:
-    media = [node.services.datasets.samples("a", [number])[0].media[0] for number in numbers]
-    return node.services.deriver.derive(media, recipe, time.monotonic() + DEADLINE_S)
-
-
-def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
-    assert isinstance(ref, Ref), ref
-    entry = node.services.store.find(ref.name)
-    assert entry is not None
-    return node.services.store.content(entry).reshape(ref.shape).copy()
 
 
 def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threading.Event:

@@ -6,10 +6,8 @@ import ctypes.util
 import io
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -17,22 +15,22 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from dataplane.core.child_process import PASSED_ON
 from dataplane.core.digests import content_digest
 from dataplane.core.refs import BadMedia, Ref
 from dataplane.core.seccomp import why_unavailable
 from dataplane.derive import decode_pool, worker_handle
 from dataplane.derive.result_memory import KEPT_BYTES, ResultMemory, map_result_memory
 from dataplane.derive.syscall_filter import ALLOWED, CHECKED
-from dataplane.derive.worker_environment import PASSED_ON
 from dataplane.media.images import decode_image
 from dataplane.media.videos import DEFAULT_DECODER, Video, VideoDecoder
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
 from tests.dataplane.clips import encode_video, h264, moving
+from tests.dataplane.derive.deriving import derive, read
 from tests.dataplane.media.test_videos import DECODERS, KINDS
 from tests.dataplane.shards import RECIPE, encode, has_ended, noise, write_tar
 
-DEADLINE_S = 240.0
 RGB = {"kernel": "rgb", "version": 1}
 FRAMES = {"kernel": "frames", "version": 1, "sampling": {"by": "count", "rule": "qwen3_vl", "num_frames": 5}}
 needs_seccomp = pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
@@ -41,18 +39,6 @@ needs_seccomp = pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailab
 def start(folder: Path, members: dict[str, bytes]) -> Node:
     shard = write_tar(folder / "a.tar", members)
     return Node(NodeConfig(memory_bytes=4 << 20, roots={"a": [str(shard)]}))
-
-
-def derive(node: Node, numbers: list[int], recipe: Any) -> list[Ref | BadMedia]:
-    media = [node.services.datasets.samples("a", [number])[0].media[0] for number in numbers]
-    return node.services.deriver.derive(media, recipe, time.monotonic() + DEADLINE_S)
-
-
-def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
-    assert isinstance(ref, Ref), ref
-    entry = node.services.store.find(ref.name)
-    assert entry is not None
-    return node.services.store.content(entry).reshape(ref.shape).copy()
 
 
 def attack(name: str, argument: str = "") -> bytes:

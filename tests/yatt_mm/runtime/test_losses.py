@@ -44,7 +44,7 @@ class Member:
     def open(self, path: str, log: str) -> int:
         with Path(log).open("a") as file:
             os.dup2(file.fileno(), 2)
-        PROGRESS.open(Path(path), os.getpid())
+        PROGRESS.open(Path(path))
         return os.getpid()
 
 
