@@ -21,6 +21,8 @@ STAMP := $(VENV)/.installed-$(EXTRA)
 BESIDE = --dist loadfile --no-loadscope-reorder# groups of files at a time (tests/conftest.py)
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
+export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
+
 .PHONY: train judge motion compare test unit check parity faults mutants explore light data clean
 .DEFAULT_GOAL := train
 

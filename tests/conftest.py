@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
+from yatt_mm.common.large_imports import large_imports
 
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the groups of `TOGETHER` first, group by group."""
     first = list(TOGETHER.values())
     items.sort(key=lambda item: first.index(group) if (group := group_of(item.nodeid)) in first else len(first))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import the tests, and with them most of what they test, as large libraries are imported."""
+    with large_imports():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -46,13 +46,14 @@ class StreamGroup:
             )
         try:
             space.wait([f"name {other}" for other in range(1, stream.num_members)], self._deadline)
-            self._group = _make(space, number, stream.num_members, device, self._deadline)
         except RuntimeError as error:
             came = [space.get(f"name {i + 1}").decode() for i in range(space.add("receivers", 0))]
             raise StreamError(
                 f"{name or 'training rank 0'} waited {stream.deadline_s:g} s for the {stream.num_members - 1} "
                 f"receivers of {stream.key} to meet; these came: {', '.join(came) or 'none'}"
             ) from error
+        with self._naming_the_others():
+            self._group = _make(space, number, stream.num_members, device, self._deadline)
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Send `flat` to all receivers, or fill it with what the sender sent.
