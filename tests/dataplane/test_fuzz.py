@@ -84,7 +84,8 @@ def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode) -> None:
         client.release_names(["fuzz/kept"])
 
 
-def test_two_thousand_malformed_requests_leave_a_node_as_it_was() -> None:
-    report = fuzz(2000, 1, Console(stderr=True))
+def test_malformed_requests_leave_a_node_as_it_was() -> None:
+    """Test a few; `benchmarks/fuzz.py` sends as many as one likes."""
+    report = fuzz(600, 1, Console(stderr=True))
     assert report["findings"] == []
-    assert report["num_requests"] == 2000
+    assert report["num_requests"] == 600

@@ -116,11 +116,13 @@ def test_the_conversation_has_a_system_turn_and_text_around_two_images() -> None
     assert warmup.conversation().messages() == CONVERSATION
 
 
+@pytest.mark.alone
 def test_answers_are_single_tokens(small: Small) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small.model)
     assert all(len(tokenizer(answer)["input_ids"]) == 1 for answer in ANSWERS)
 
 
+@pytest.mark.alone
 def test_the_warm_up_teaches_reading_and_refuses_to_save_what_learned_too_little(
     small: Small, split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_torch_free_modules_import_no_torch(tmp_path: Path) -> None:
     assert run_python(code, tmp_path).strip() == "False False"
 
 
+@pytest.mark.parity
 def test_plain_vllm_imports_the_hooks_by_its_entry_point(tmp_path: Path) -> None:
     if not cuda_builds.torch_is_cpu_only():
         pytest.skip("only a CPU torch needs the hooks")

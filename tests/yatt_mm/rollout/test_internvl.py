@@ -120,6 +120,7 @@ def test_prompts_and_tiles_are_those_of_the_models_own_processor(folders: tuple[
     check_tiles(folders[0], ASKED, [request_of(folders[0], asked) for asked in ASKED])
 
 
+@pytest.mark.parity
 def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
     folders: tuple[Path, Path], run: Run, ranks: RankPool, tmp_path: Path
 ) -> None:

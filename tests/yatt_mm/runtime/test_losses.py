@@ -7,11 +7,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path, read_progress
 from yatt_mm.protocol.placement_model import Role, Unit
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.alone
 class Member:
     """An engine or a rank that settles at once, or not at all."""
 
-    def __init__(self, step: int | None = None, sleeps_s: float = 0.0) -> None:
+    def become(self, step: int | None, sleeps_s: float) -> None:
         self._step = step
         self._sleeps_s = sleeps_s
 
@@ -58,10 +60,30 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
+LONG_S = 5.0
+"""The seconds of sleep from which on a member is not used by the next test."""
+idle: list[Any] = []
+"""Members of earlier tests."""
+used: list[Any] = []
+"""Those of the present test that the next one may use."""
+
+
+@pytest.fixture(autouse=True)
+def members() -> Iterator[None]:
+    yield
+    for actor in used:
+        with suppress(RayActorError):  # a test may have killed it
+            ray.get(actor.pid.remote())
+            idle.append(actor)
+    used.clear()
+
+
 def member(step: int | None = None, sleeps_s: float = 0.0) -> Any:
     remote: Any = ray.remote(num_cpus=0)(Member)
-    actor = remote.remote(step, sleeps_s)
-    ray.get(actor.pid.remote())  # its process is there
+    actor = idle.pop() if idle else remote.remote()
+    ray.get(actor.become.remote(step, sleeps_s))  # its process is there
+    if sleeps_s < LONG_S:
+        used.append(actor)
     return actor
 
 

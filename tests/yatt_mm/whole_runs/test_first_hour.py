@@ -24,6 +24,7 @@ def run_with(reward: str, folder: Path, model: Path, *overrides: str) -> runs.Fi
     return runs.run(runs.arguments(folder, model, "first", *small, *overrides))
 
 
+@pytest.mark.faults
 def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tmp_path: Path, tiny_dir: Path) -> None:
     done = run_with("return fields['no_such_field']", tmp_path, tiny_dir, "train.steps=2")
     mine = tmp_path / "mine.py"

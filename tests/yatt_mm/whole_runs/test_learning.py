@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +66,33 @@ def test_the_best_model_is_kept_with_its_step(whole: runs.Finished, digits: Digi
     assert state["best"] == {"step": NUM_STEPS, "value": last["best/value"]}
 
 
-def test_with_shuffled_answers_it_learns_nothing(digits: Digits) -> None:
-    """Test half as many steps, with one controller, one engine and one rank on one device."""
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1", f"train.steps={NUM_STEPS // 2}")
-    done = runs.run(digits.arguments("shuffled", "data.shuffle_answers=true", *small))
-    assert done.status == 0, done.output
-    assert done.left_behind == []
+@pytest.fixture(scope="module")
+def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]:
+    """Three runs at the same time, each with one controller, one engine and one rank on one device: with shuffled
+    answers; from the exported folder with the opposite reward; and an evaluation of that folder."""
+    assert whole.status == 0, whole.output
+    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
+    exported = f"model.path={digits.run('whole') / 'hf'}"
+    opposite = (exported, "train.steps=4", "reward.function=tests.yatt_mm.any_reward:wrong_answer")
+    shuffled = ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 2}")
+    commands = {
+        "shuffled": (digits.arguments("shuffled", *small, *shuffled), "yatt_mm.train"),
+        "opposite": (digits.arguments("opposite", *small, *opposite), "yatt_mm.train"),
+        "evaluate": (digits.arguments("whole", *small, exported, "data.train=not/read"), "yatt_mm.evaluate"),
+    }
+    with ThreadPoolExecutor() as pool:
+        begun = {name: pool.submit(runs.run, command, module=module) for name, (command, module) in commands.items()}
+        return {name: run.result() for name, run in begun.items()}
+
+
+@pytest.mark.parametrize("name", ["shuffled", "opposite", "evaluate"])
+def test_runs_beside_each_other_end_well_and_leave_nothing_behind(
+    small_runs: dict[str, runs.Finished], name: str
+) -> None:
+    assert (small_runs[name].status, small_runs[name].left_behind) == (0, []), small_runs[name].output
+
+
+def test_with_shuffled_answers_it_learns_nothing(small_runs: dict[str, runs.Finished], digits: Digits) -> None:
     before, after = digits.accuracies("shuffled")
     assert after < before + NOISE
     grads = [record["train/grad_norm"] for record in runs.metrics(digits.folder, "shuffled")[1:]]
@@ -78,19 +100,9 @@ def test_with_shuffled_answers_it_learns_nothing(digits: Digits) -> None:
 
 
 def test_with_the_opposite_reward_it_forgets_and_begins_with_the_accuracy_of_the_exported_folder(
-    whole: runs.Finished, digits: Digits
+    small_runs: dict[str, runs.Finished], digits: Digits
 ) -> None:
     """Test with the folder that the run exported: vLLM and Megatron load it."""
-    assert whole.status == 0, whole.output
-    overrides = (
-        f"model.path={digits.run('whole') / 'hf'}",
-        "train.steps=4",
-        "reward.function=tests.yatt_mm.any_reward:wrong_answer",
-        "placement.num_devices=1",
-        "rollout.num_engines=1",
-    )
-    done = runs.run(digits.arguments("opposite", *overrides))
-    assert done.status == 0, done.output
     before, after = digits.accuracies("opposite")
     assert 1 - before == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
     assert after > before + 0.1, "the share of wrong answers"
@@ -204,15 +216,11 @@ def test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transfo
 
 
 def test_evaluating_the_exported_folder_gives_the_last_accuracy_of_the_run(
-    whole: runs.Finished, digits: Digits
+    small_runs: dict[str, runs.Finished], digits: Digits
 ) -> None:
-    assert whole.status == 0, whole.output
-    command = digits.arguments("whole", f"model.path={digits.run('whole') / 'hf'}", "data.train=not/read")
-    done = runs.run(command, module="yatt_mm.evaluate")
-    assert (done.status, done.left_behind) == (0, []), done.output
     (folder,) = (digits.run("whole") / "evaluations").iterdir()
     (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert record["eval/accuracy"] == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
     assert record["eval/num_samples"] == digits.num_eval
-    assert f"{record['eval/accuracy']:.4f}" in done.output
+    assert f"{record['eval/accuracy']:.4f}" in small_runs["evaluate"].output
     assert {row["split"] for row in read_rows(table_path(folder, 0))} == {"eval"}
