@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,12 +178,26 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
             if mark.encode() in (entry / "environ").read_bytes():
                 left.append(f"{entry.name}: {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ')[:200]!r}")
             elif appeared:
-                appeared -= set(re.findall(r"/dev/shm/([^/ \n]+)", (entry / "maps").read_text()))
+                appeared -= mapped_segments((entry / "maps").read_text())
         except OSError:
             continue
     held = {name for name in appeared if _is_held(Path("/dev/shm") / name)}
     held |= {name for name in appeared if any(name.startswith(f"sem.{folder}-") for folder in held)}
     return left + [f"/dev/shm/{name}" for name in appeared - held]
+
+
+def mapped_segments(maps: str) -> set[str]:
+    """Return the names of the shared-memory segments that a process has mapped, if `maps` is its list of mappings.
+
+    A semaphore has another name when it is made than afterwards, so a segment is known by its number.
+    """
+    numbers = set(re.findall(r" (\d+) +/dev/shm/", maps))
+    names = set()
+    for path in Path("/dev/shm").iterdir() if numbers else ():
+        with suppress(OSError):
+            if str(path.stat().st_ino) in numbers:
+                names.add(path.name)
+    return names
 
 
 def _is_held(folder: Path) -> bool:
