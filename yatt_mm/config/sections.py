@@ -170,20 +170,6 @@ class RolloutsSection(Section):
         return self.keep == "all"
 
 
-class AlgorithmSection(Section):
-    normalize_std: bool = True
-    """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
-    min_reward_range: Annotated[float, Field(ge=0)] = 0.001
-    """The difference between the highest and the lowest reward of a group up to which they count as equal, so that the
-    noise of a judge that gives all responses the same score is not trained on."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The lower clip: the probability ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 0.2
-    """The upper clip: the probability ratio counts up to 1 + clip_high; `.inf` sets no limit."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """The weight of an entropy bonus in the loss."""
-
-
 class SamplingSection(Section):
     replace_groups: bool = False
     """True replaces groups whose rewards are all equal, which teach nothing, by groups of other prompts until the batch

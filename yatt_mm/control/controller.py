@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from dataplane.client.client import Client
@@ -19,6 +20,7 @@ from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.advantages import with_advantages
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
@@ -171,6 +173,7 @@ class Controller:
         if (share := self._records.take(self.step)) is not None:
             return self._generated_before(share)
         filled = self._filler.fill()
+        filled = replace(filled, kept=with_advantages(filled.kept, self.config.algorithm.settings(), self._rendezvous))
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)

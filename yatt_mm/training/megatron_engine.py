@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,9 @@ class TrainEngine:
     def _loss_inputs(self, samples: Sequence[TrainSample]) -> LossInputs:
         tokens = [sample.sampled for sample in samples]
         columns = {
-            column.name: np.concatenate([getattr(of_sample, column.name) for of_sample in tokens])
-            for column in fields(LossInputs)
+            name: np.concatenate([getattr(of_sample, name) for of_sample in tokens])
+            for name in ("weights", "advantages", "old_logprobs", "is_current")
         }
-        return LossInputs(**{name: torch.from_numpy(values).to(self._device) for name, values in columns.items()})
+        columns["sequences"] = np.repeat(np.arange(len(samples)), [int(sample.loss_mask.sum()) for sample in samples])
+        on_device = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
+        return LossInputs(**on_device, num_sequences=len(samples))

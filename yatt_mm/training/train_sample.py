@@ -14,7 +14,7 @@ class SampledTokens:
     """What the loss needs of the K sampled tokens of one response, in host memory: arrays of K values."""
 
     weights: np.ndarray
-    """[K] float32. The weights of all tokens of an update, over all replicas, add up to 1."""
+    """[K] float32. See `yatt_mm.algorithms.token_weights`."""
     advantages: np.ndarray
     """[K] float32."""
     rollout_logprobs: np.ndarray

@@ -19,7 +19,8 @@ import numpy as np
 
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
-from yatt_mm.algorithms.losses import clipped_policy_loss
+from yatt_mm.algorithms.losses import policy_loss
+from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.writing import writing
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
@@ -92,10 +93,9 @@ class TrainWorker:
         self._report: UpdateReport | None = None
         """That of the last update."""
         self._loss = functools.partial(
-            clipped_policy_loss,
-            clip_low=spec.clip_low,
-            clip_high=spec.clip_high,
-            entropy_coef=spec.entropy_coef,
+            policy_loss,
+            surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
+            settings=spec.algorithm,
         )
 
     def start(self, store: str) -> None:
@@ -161,13 +161,14 @@ class TrainWorker:
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
-        if len(minibatches) > 1:
+        if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
         report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
         done = []
-        for number, minibatch in enumerate(minibatches):
-            result = self._engine.step(minibatch, self._loss, temperature=self._spec.temperature)
+        for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
+            loss = functools.partial(self._loss, total_weight=planned.total_weight)
+            result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
             if result.was_skipped:
                 report.num_skipped += 1
                 folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"
@@ -231,7 +232,7 @@ class TrainWorker:
                     groups[planned.group].sample(
                         planned.row,
                         advantage=planned.advantage,
-                        token_weight=minibatch.token_weight,
+                        token_weight=planned.token_weight,
                         policy_version=policy_version,
                     )
                     for planned in micro

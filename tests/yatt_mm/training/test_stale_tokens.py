@@ -16,6 +16,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.algorithms.settings import AlgorithmSettings
 from yatt_mm.generation.metrics import add_update
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
@@ -43,9 +44,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         dtype="float32",
         optim=AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0),
         temperature=1.0,
-        clip_low=CLIP,
-        clip_high=CLIP,
-        entropy_coef=0.0,
+        algorithm=AlgorithmSettings(clip_low=CLIP, clip_high=CLIP),
         seed=1,
         timeout_s=60,
         recompute="none",
@@ -131,8 +130,11 @@ def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatc
         policy_versions=tuple((min(versions), max(versions)) for versions in VERSIONS),
         finish_reasons=("stop", "stop"),
     )
-    planned = tuple(PlannedSample(group=0, row=row, advantage=advantage) for row, advantage in enumerate(ADVANTAGES))
-    minibatch = Minibatch(microbatches=(planned,), token_weight=1 / NUM_TOKENS)
+    planned = tuple(
+        PlannedSample(group=0, row=row, advantage=advantage, token_weight=1 / NUM_TOKENS)
+        for row, advantage in enumerate(ADVANTAGES)
+    )
+    minibatch = Minibatch(microbatches=(planned,), total_weight=1.0)
     return UpdatePlan(groups=(group,), minibatches=(minibatch,) * num_minibatches)
 
 

@@ -1,0 +1,30 @@
+"""The settings of an algorithm, as controllers and training ranks read them. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+TokenWeights = Literal["token_mean", "sequence_mean", "constant"]
+"""How the tokens of an update are weighted; see `token_weights.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSettings:
+    """The settings of one algorithm. `table.py` says which of them it reads; the others have no effect."""
+
+    name: str = "grpo"
+    """The entry of `table.ALGORITHMS`."""
+    min_reward_range: float = 0.0
+    """The difference between rewards up to which they count as equal."""
+    normalize_std: bool = True
+    """True divides the advantages of a group by the standard deviation of its rewards."""
+    token_weights: TokenWeights = "token_mean"
+    overlong_filter: bool = False
+    """True gives responses that were cut at `rollout.max_tokens` no weight."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = math.inf
+    """The largest ratio that counts where the advantage is negative."""
+    entropy_coef: float = 0.0
