@@ -86,6 +86,12 @@ def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool = True, 
     return [value / (std + STD_EPSILON) for value in centred]
 
 
+def overlong_penalty(length: int, *, max_tokens: int, buffer: int) -> float:
+    """Return DAPO's penalty for a response of `length` tokens, from 0 to -1: it begins `buffer` tokens before
+    `max_tokens` and falls linearly (arXiv 2503.14476, equation 13)."""
+    return max(-1.0, min(0.0, (max_tokens - buffer - length) / buffer))
+
+
 def has_signal(rewards_G: Sequence[float], *, min_range: float = 0.0) -> bool:
     """Return True if the rewards of a group differ by more than `min_range`."""
     return max(rewards_G) - min(rewards_G) > min_range

@@ -23,6 +23,10 @@ class AlgorithmSettings:
     token_weights: TokenWeights = "token_mean"
     overlong_filter: bool = False
     """True gives responses that were cut at `rollout.max_tokens` no weight."""
+    overlong_buffer: int = 0
+    """The number of tokens before `rollout.max_tokens` in which the reward falls; 0 for none."""
+    overlong_penalty: float = 1.0
+    """The reward that a response of `rollout.max_tokens` loses then."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = math.inf

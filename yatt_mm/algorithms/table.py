@@ -62,7 +62,14 @@ ALGORITHMS: dict[str, Algorithm] = {
         reads=STD | {"clip_high": 4.0}),
 }
 # fmt: on
-SHARED = ("min_reward_range", "token_weights", "overlong_filter", "entropy_coef")
+SHARED = (
+    "min_reward_range",
+    "token_weights",
+    "overlong_filter",
+    "overlong_buffer",
+    "overlong_penalty",
+    "entropy_coef",
+)
 """The settings that all of them read."""
 
 

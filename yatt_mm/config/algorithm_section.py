@@ -33,6 +33,11 @@ class AlgorithmSection(Section):
     overlong_filter: bool = False
     """True does not train on responses that were cut at `rollout.max_tokens` (DAPO). They still count in the advantages
     of the others."""
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0
+    """The tokens before `rollout.max_tokens` in which a response loses reward, the more the longer it is (DAPO); 0 for
+    none. Advantages alone see the loss, not the metrics of rewards."""
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """The reward that a response of `rollout.max_tokens` tokens loses, if there is a buffer."""
     clip_low: Annotated[float | None, Field(gt=0, lt=1, validate_default=True)] = None
     """The lower clip: the probability ratio counts down to 1 - clip_low."""
     clip_high: Annotated[float | None, Field(gt=0, allow_inf_nan=True, validate_default=True)] = None

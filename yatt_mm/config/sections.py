@@ -133,6 +133,9 @@ class RewardSection(Section):
     part_weights: dict[str, float] = {}
     """The weights of the named parts that a function returns, for example `{format: 0.5}`; 1 for parts that are not
     named here."""
+    part_ranges: dict[str, tuple[float, float]] = {}
+    """The lowest and the highest value that counts of the named parts that a function returns, for example
+    `{length: [-1, 0]}`, before their weights; parts that are not named here count as they are."""
     num_workers: Count = 1
     """The number of reward processes."""
     deadline_s: Seconds = 60.0
@@ -148,6 +151,16 @@ class RewardSection(Section):
     evaluation."""
     judges: dict[Annotated[str, Field(pattern=JUDGE_NAME)], JudgeSection] = {}
     """Reward models by name, generative ones and classifiers; each adds its weighted score to the reward."""
+
+    @field_validator("part_ranges")
+    @classmethod
+    def _check_ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if low > high:
+                raise ValueError(
+                    f"the range of {name} begins at {low:g} and ends at {high:g}; write the lower one first"
+                )
+        return ranges
 
     @field_validator("judges")
     @classmethod

@@ -173,7 +173,9 @@ class Controller:
         if (share := self._records.take(self.step)) is not None:
             return self._generated_before(share)
         filled = self._filler.fill()
-        filled = replace(filled, kept=with_advantages(filled.kept, self.config.algorithm.settings(), self._rendezvous))
+        max_tokens, settings = self.config.rollout.max_tokens, self.config.algorithm.settings()
+        kept = with_advantages(filled.kept, settings, self._rendezvous, max_tokens=max_tokens)
+        filled = replace(filled, kept=kept)
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)

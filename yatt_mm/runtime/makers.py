@@ -102,6 +102,7 @@ def create_reward_workers(
         create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
             functions=functions,
             weights=config.reward.part_weights,
+            ranges=config.reward.part_ranges,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,

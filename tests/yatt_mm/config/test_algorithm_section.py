@@ -50,7 +50,7 @@ def test_a_setting_that_the_algorithm_does_not_read_is_refused_with_those_that_i
         algorithm("algorithm.name=dr_grpo", "algorithm.normalize_std=false")
     assert str(caught.value) == (
         "algorithm.normalize_std is False: dr_grpo does not read it; it reads clip_low, clip_high, dual_clip, "
-        "min_reward_range, token_weights, overlong_filter, entropy_coef"
+        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef"
     )
     with pytest.raises(ConfigError, match=r"^algorithm\.dual_clip is 3: cispo does not read it; it reads normalize_"):
         algorithm("algorithm.name=cispo", "algorithm.dual_clip=3")

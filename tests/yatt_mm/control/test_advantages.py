@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_groups_are_compared_with_the_batch_of_all_controllers() -> None:
     # with the other controller's rewards of 0 there are 8 responses, of which 3 have the reward 1
     others: Any = Meeting([(0.0, length)] * 4)
     settings = AlgorithmSettings(name="reinforce_plus_plus")
-    found = [one.advantages for one in with_advantages(mine, settings, others)]
+    found = [one.advantages for one in with_advantages(mine, settings, others, max_tokens=9)]
     num = 8 * length
     std = (num * (3 / 8) * (5 / 8) / (num - 1)) ** 0.5
     low, high = -3 / 8 / std, 5 / 8 / std
@@ -46,5 +47,21 @@ def test_groups_are_compared_with_the_batch_of_all_controllers() -> None:
 
 def test_groups_that_are_compared_with_themselves_need_no_meeting() -> None:
     nowhere: Any = Meeting(None)
-    (found,) = with_advantages([scored(0, (0.0, 1.0))], AlgorithmSettings(name="dr_grpo"), nowhere)
+    (found,) = with_advantages([scored(0, (0.0, 1.0))], AlgorithmSettings(name="dr_grpo"), nowhere, max_tokens=9)
     assert found.advantages == (-0.5, 0.5)
+
+
+def test_long_responses_lose_reward_in_the_advantages_alone() -> None:
+    nowhere: Any = Meeting(None)
+    one = scored(0, (1.0, 1.0))
+    one = replace(one, group=replace(one.group, lengths=(5, 9)))
+    # the buffer begins after 6 of 10 tokens: 9 tokens lose 3/4 of the penalty of 2
+    settings = AlgorithmSettings(name="dr_grpo", overlong_buffer=4, overlong_penalty=2.0)
+    (found,) = with_advantages([one], settings, nowhere, max_tokens=10)
+    assert found.advantages == (0.75, -0.75) and found.rewards == (1.0, 1.0)
+    whole = AlgorithmSettings(name="reinforce_plus_plus", overlong_buffer=4, overlong_penalty=2.0)
+    others: Any = Meeting([(1.0, 6)])
+    (found,) = with_advantages([one], whole, others, max_tokens=10)
+    # 9 of the batch's 20 tokens have the reward -0.5, and the others 1
+    std = (20 * 1.5**2 * (9 / 20) * (11 / 20) / 19) ** 0.5
+    assert found.advantages == pytest.approx((1.5 * 9 / 20 / std, -1.5 * 11 / 20 / std), rel=1e-5)
