@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from yatt_mm.algorithms.correction import correct, metrics_of
 from yatt_mm.algorithms.settings import AlgorithmSettings
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class LossInputs:
     advantages: torch.Tensor
     """[K] float32."""
     old_logprobs: torch.Tensor
-    """[K] float32 log-probabilities under the behaviour policy: the weights at the start of the step, or the older ones
-    that sampled the token. Only those count where `is_current` is False."""
+    """[K] float32 log-probabilities under the policy with which ratios compare: the weights at the start of the step,
+    or, without a correction, the older ones that sampled the token. Only those count where `is_current` is False."""
     is_current: torch.Tensor
-    """[K] bool, True where the behaviour policy is the current one."""
+    """[K] bool, True where that policy is the current one."""
+    rollout_logprobs: torch.Tensor
+    """[K] float32 log-probabilities that the engine computed when it sampled."""
     sequences: torch.Tensor
     """[K] int64, the place of each token's response in the microbatch."""
     num_sequences: int
@@ -41,10 +44,16 @@ class LossInputs:
 
     def sequence_means(self, values: torch.Tensor) -> torch.Tensor:
         """Return [K] the mean of the [K] `values` over each token's response."""
+        return self.sequence_sums(values) / self.sequence_sums(values.new_ones(len(values)))
+
+    def sequence_sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [K] the sum of the [K] `values` over each token's response."""
+        return values.new_zeros(self.num_sequences).index_add(0, self.sequences, values)[self.sequences]
+
+    def sequence_maxima(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [K] the largest of the [K] `values`, which are not negative, over each token's response."""
         zeros = values.new_zeros(self.num_sequences)
-        sums = zeros.index_add(0, self.sequences, values)
-        counts = zeros.index_add(0, self.sequences, values.new_ones(len(values)))
-        return (sums / counts.clamp(min=1))[self.sequences]
+        return zeros.scatter_reduce(0, self.sequences, values, reduce="amax")[self.sequences]
 
 
 Surrogate = Callable[
@@ -101,7 +110,7 @@ def policy_loss(
     settings: AlgorithmSettings,
     total_weight: float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of an algorithm: minus the weighted surrogate, minus the entropy bonus.
+    """Return the loss of an algorithm: minus the weighted and corrected surrogate, minus the entropy bonus.
 
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.
@@ -116,9 +125,14 @@ def policy_loss(
     old_logprobs = logprobs.detach().where(inputs.is_current, inputs.old_logprobs)
     log_ratio = logprobs - old_logprobs
     values, is_clipped = surrogate(logprobs, log_ratio, inputs, settings)
+    corrected = None
+    if settings.correction.kind != "none":
+        corrected = correct(old_logprobs, inputs, settings.correction)
+        values = corrected.weights * values
     loss = -(weights * values).sum() - settings.entropy_coef * (weights * entropy).sum()
     shares, log_ratio = weights / total_weight, log_ratio.detach()
-    metrics = {
+    metrics = {} if corrected is None else metrics_of(corrected, shares)
+    metrics |= {
         "loss": loss.detach(),
         "entropy": (shares * entropy.detach()).sum(),
         "clip_frac": (shares * is_clipped).sum(),

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 TokenWeights = Literal["token_mean", "sequence_mean", "constant"]
 """How the tokens of an update are weighted; see `token_weights.py`."""
+
+CorrectionKind = Literal["none", "tis", "icepop"]
+CorrectionLevel = Literal["token", "sequence", "geometric"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionSettings:
+    """The settings of the correction of engine against trainer; see `correction.py`."""
+
+    kind: CorrectionKind = "none"
+    level: CorrectionLevel = "token"
+    """What a ratio is of: a token, a whole response, or the geometric mean over a response."""
+    floor: float = 0.0
+    """The lowest ratio that counts."""
+    cap: float = math.inf
+    """The highest ratio that counts."""
+    worst_ratio: float = math.inf
+    """The ratio of a token from which on its whole response is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +50,4 @@ class AlgorithmSettings:
     dual_clip: float = math.inf
     """The largest ratio that counts where the advantage is negative."""
     entropy_coef: float = 0.0
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)

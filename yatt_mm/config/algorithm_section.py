@@ -12,9 +12,52 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from yatt_mm.algorithms.settings import AlgorithmSettings, TokenWeights
+from yatt_mm.algorithms.correction import READS
+from yatt_mm.algorithms.settings import (
+    AlgorithmSettings,
+    CorrectionKind,
+    CorrectionLevel,
+    CorrectionSettings,
+    TokenWeights,
+)
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.config.values import Section
+
+
+class CorrectionSection(Section):
+    kind: CorrectionKind = "none"
+    """Corrects for tokens whose probabilities differ between the engine that sampled them and the trainer: not
+    (`none`), by their ratio up to `cap` (`tis`, truncated importance sampling), or by leaving out those whose ratio is
+    not in floor..cap (`icepop`). Ratios of the algorithm then compare with the trainer's policy at the start of the
+    step, also for stale tokens."""
+    level: Annotated[CorrectionLevel | None, Field(validate_default=True)] = None
+    """What a ratio is of: a `token`, a whole response (`sequence`), or the `geometric` mean over a response; by default
+    a token."""
+    floor: Annotated[float | None, Field(ge=0, lt=1, validate_default=True)] = None
+    """The lowest ratio that counts; by default 0.5 for `icepop`."""
+    cap: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
+    """The highest ratio that counts; by default 2 for `tis` and 5 for `icepop`."""
+    worst_ratio: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
+    """A response is left out if the ratio of one of its tokens is above this, or below one divided by it; by default
+    `.inf`, which leaves none out."""
+
+    @field_validator("level", "floor", "cap", "worst_ratio")
+    @classmethod
+    def _fill(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the kind's default for a setting without a value, and refuse a value that it does not read."""
+        kind, setting = info.data.get("kind"), str(info.field_name)
+        if kind is None:  # it was refused
+            return value
+        if value is None:
+            return READS[kind].get(setting)
+        if setting not in READS[kind]:
+            reads = f"; it reads {', '.join(READS[kind])}" if READS[kind] else ", and no other setting"
+            raise ValueError(f"the kind {kind} does not read it{reads}")
+        return value
+
+    def settings(self) -> CorrectionSettings:
+        """Return the settings as training ranks read them."""
+        return CorrectionSettings(**{name: value for name, value in self.model_dump().items() if value is not None})
 
 
 class AlgorithmSection(Section):
@@ -46,6 +89,7 @@ class AlgorithmSection(Section):
     """Where the advantage is negative, the probability ratio counts up to this (dual clip); `.inf` sets no limit."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """The weight of an entropy bonus in the loss."""
+    correction: CorrectionSection = CorrectionSection()
 
     @field_validator("name")
     @classmethod
@@ -71,4 +115,5 @@ class AlgorithmSection(Section):
     def settings(self) -> AlgorithmSettings:
         """Return the settings as controllers and training ranks read them."""
         given = {field.name: getattr(self, field.name) for field in fields(AlgorithmSettings)}
+        given["correction"] = self.correction.settings()
         return AlgorithmSettings(**{name: value for name, value in given.items() if value is not None})

@@ -31,7 +31,7 @@ from yatt_mm.control.step_records import StepRecords
 from yatt_mm.control.updates import Updates
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
-from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, resident_bytes
+from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, finish_update, resident_bytes
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
@@ -321,6 +321,7 @@ class Controller:
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._rendezvous.gather(self._meter.take())
         record = merge(meters)
+        finish_update(record)
         self._best.take(self.step, record)
         if self.index:
             return

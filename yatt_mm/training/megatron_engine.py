@@ -272,7 +272,7 @@ class TrainEngine:
         tokens = [sample.sampled for sample in samples]
         columns = {
             name: np.concatenate([getattr(of_sample, name) for of_sample in tokens])
-            for name in ("weights", "advantages", "old_logprobs", "is_current")
+            for name in ("weights", "advantages", "old_logprobs", "is_current", "rollout_logprobs")
         }
         columns["sequences"] = np.repeat(np.arange(len(samples)), [int(sample.loss_mask.sum()) for sample in samples])
         on_device = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}

@@ -31,7 +31,7 @@ from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.skipped_update import write_update
-from yatt_mm.training.step_plan import UpdatePlan
+from yatt_mm.training.step_plan import PlannedSample, UpdatePlan
 from yatt_mm.training.train_sample import SampledTokens, TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
 from yatt_mm.weights.stream_group import StreamError
@@ -56,10 +56,10 @@ class _Group:
     patches: list[np.ndarray | None]
     """uint8 patches per medium; None for those that other ranks encode."""
 
-    def sample(self, row: int, *, advantage: float, token_weight: float, policy_version: int) -> TrainSample:
+    def sample(self, planned: PlannedSample, *, policy_version: int, is_corrected: bool) -> TrainSample:
         """Return one row in the form that the training engine takes. `policy_version`: the weights at the start of the
-        step."""
-        prompt, response = self.record.prompt_token_ids, self.record.samples[row]
+        step. `is_corrected`: see `SampledTokens`."""
+        prompt, response = self.record.prompt_token_ids, self.record.samples[planned.row]
         num_prompt, num_sampled = len(prompt), len(response.token_ids)
         return TrainSample(
             token_ids=np.concatenate([prompt, response.token_ids]),
@@ -70,10 +70,11 @@ class _Group:
             patches=self.patches,
             media_keys=tuple(ref.name for ref in self.ref.media),
             sampled=SampledTokens(
-                weights=np.full(num_sampled, token_weight, dtype=np.float32),
-                advantages=np.full(num_sampled, advantage, dtype=np.float32),
+                weights=np.full(num_sampled, planned.token_weight, dtype=np.float32),
+                advantages=np.full(num_sampled, planned.advantage, dtype=np.float32),
                 rollout_logprobs=response.logprobs,
                 is_stale=response.policy_versions < policy_version,
+                is_corrected=is_corrected,
             ),
         )
 
@@ -226,15 +227,11 @@ class TrainWorker:
         groups = [
             _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)
         ]
+        is_corrected = self._spec.algorithm.correction.kind != "none"
         minibatches = [
             [
                 [
-                    groups[planned.group].sample(
-                        planned.row,
-                        advantage=planned.advantage,
-                        token_weight=planned.token_weight,
-                        policy_version=policy_version,
-                    )
+                    groups[planned.group].sample(planned, policy_version=policy_version, is_corrected=is_corrected)
                     for planned in micro
                 ]
                 for micro in minibatch.microbatches

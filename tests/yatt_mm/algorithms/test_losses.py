@@ -55,6 +55,7 @@ def inputs_of(
         advantages=torch.tensor(advantages, dtype=torch.float64),
         old_logprobs=torch.tensor([LOGPROB - math.log(ratio) for ratio in ratios], dtype=torch.float64),
         is_current=torch.full((num,), is_current),
+        rollout_logprobs=torch.zeros(num, dtype=torch.float64),
         sequences=torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
         num_sequences=len(lengths),
     )
@@ -210,6 +211,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
         advantages=advantages,
         old_logprobs=old - 1,
         is_current=torch.tensor([False] * 8),
+        rollout_logprobs=old,
         sequences=torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)),
         num_sequences=3,
     )

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from yatt_mm.algorithms.settings import AlgorithmSettings, TokenWeights
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, TokenWeights
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.algorithm_section import AlgorithmSection
@@ -50,7 +50,7 @@ def test_a_setting_that_the_algorithm_does_not_read_is_refused_with_those_that_i
         algorithm("algorithm.name=dr_grpo", "algorithm.normalize_std=false")
     assert str(caught.value) == (
         "algorithm.normalize_std is False: dr_grpo does not read it; it reads clip_low, clip_high, dual_clip, "
-        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef"
+        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef, correction"
     )
     with pytest.raises(ConfigError, match=r"^algorithm\.dual_clip is 3: cispo does not read it; it reads normalize_"):
         algorithm("algorithm.name=cispo", "algorithm.dual_clip=3")
@@ -80,3 +80,25 @@ def test_the_configs_of_the_project_train_with_grpo(path: Path) -> None:
     assert config.algorithm.settings() == AlgorithmSettings(
         min_reward_range=0.001, clip_high=0.28, entropy_coef=config.algorithm.entropy_coef
     )
+
+
+def test_a_correction_has_the_settings_of_its_kind_and_no_others(tmp_path: Path) -> None:
+    bare = algorithm("algorithm.correction.kind=icepop").settings().correction
+    assert bare == CorrectionSettings(kind="icepop", level="token", floor=0.5, cap=5.0)
+    config = load_config(DIGITS, ["algorithm.correction={kind: tis, level: sequence, worst_ratio: 100}"])
+    assert config.algorithm.settings().correction == CorrectionSettings(
+        kind="tis", level="sequence", cap=2.0, worst_ratio=100.0
+    )
+    (tmp_path / "resolved.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+    with pytest.raises(ConfigError) as caught:
+        algorithm("algorithm.correction={kind: tis, floor: 0.1}")
+    assert str(caught.value) == (
+        "algorithm.correction.floor is 0.1: the kind tis does not read it; it reads level, cap, worst_ratio"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^algorithm.correction.cap is 3: the kind none does not read it, and no other"
+    ):
+        algorithm("algorithm.correction.cap=3")
+    with pytest.raises(ConfigError, match=r"^algorithm.correction.kind is 'popcorn': wanted 'none', 'tis' or 'icepop'"):
+        algorithm("algorithm.correction.kind=popcorn")
