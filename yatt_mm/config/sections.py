@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from yatt_mm.config.judge_section import JudgeSection
 from yatt_mm.config.values import Count, Duration, Seconds, Section, Size
 from yatt_mm.config.wanted import JUDGE_NAME, NAME
+from yatt_mm.protocol.adam_settings import Schedule
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.published import Carrier
 
+SCHEDULE_READS: dict[Schedule | None, dict[str, float | None]] = {
+    None: {"warmup_steps": 0, "lr_final_frac": 1.0},
+    "constant": {},
+    "constant_with_warmup": {"warmup_steps": 0},
+    "linear": {"warmup_steps": 0},
+    "cosine": {"warmup_steps": 0},
+    "cosine_with_min_lr": {"warmup_steps": 0, "lr_final_frac": 0.1},
+    "warmup_stable_decay": {"warmup_steps": 0, "lr_final_frac": 0.0, "lr_decay_steps": None},
+}
+"""By schedule the settings that it reads, with their defaults."""
 NUM_SAMPLED_PROMPTS = 4
 """The number of prompts of a step or an evaluation of which `rollouts.keep=sample` keeps the responses."""
 
@@ -238,10 +249,20 @@ class TrainSection(Section):
     """The prompts drawn per step, over all controllers."""
     lr: Annotated[float, Field(gt=0)]
     """The learning rate of AdamW after the warm-up."""
+    lr_schedule: Schedule | None = None
+    """The schedule of the learning rate, as transformers defines it: `constant`, `constant_with_warmup`, `linear`,
+    `cosine`, `cosine_with_min_lr` or `warmup_stable_decay`. By default the rate falls linearly to `lr_final_frac`, from
+    the first update on."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from 0."""
-    lr_final_frac: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The share of `lr` that is left at the last step; the rate falls linearly. 1 keeps it constant."""
+    lr_final_frac: Annotated[float | None, Field(ge=0, le=1, validate_default=True)] = None
+    """The share of `lr` that is left at the last step: by default 1 without a schedule, which keeps the rate constant,
+    0.1 in `cosine_with_min_lr` and 0 in `warmup_stable_decay`. Other schedules have none."""
+    lr_decay_steps: Count | None = None
+    """Optimizer updates at the end over which `warmup_stable_decay` falls; by default a tenth of all."""
+    part_lr: dict[Literal["tower", "merger", "language"], Annotated[float, Field(gt=0)]] = {}
+    """Learning rates of parts of the model in the place of `lr`, for example `{tower: 1e-6}`: `tower`, `merger`,
+    `language`. They follow the same schedule."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """The weight decay of AdamW; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -265,6 +286,25 @@ class TrainSection(Section):
     overlap_grad_reduce: bool = False
     """True sums gradients over replicas during the backward pass; useful with many replicas on GPUs."""
     parallel: ParallelSection = ParallelSection()
+
+    @field_validator("warmup_steps", "lr_final_frac", "lr_decay_steps")
+    @classmethod
+    def _is_of_schedule(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the schedule's default for a setting without a value, and refuse a value that it does not read."""
+        if "lr_schedule" not in info.data:  # it was refused
+            return value
+        schedule, reads = info.data["lr_schedule"], SCHEDULE_READS[info.data["lr_schedule"]]
+        if value and info.field_name not in reads:
+            others = [str(name) for name, settings in SCHEDULE_READS.items() if name and info.field_name in settings]
+            own = f"the schedule {schedule}" if schedule else "the rate without train.lr_schedule"
+            raise ValueError(f"{own} does not read it; it is a setting of {', '.join(others)}")
+        return reads.get(str(info.field_name)) if value is None else value
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if both := self.part_lr.keys() & {*self.freeze}:
+            raise ValueError(f"part_lr and freeze both name {min(both)}, and a frozen part has no learning rate")
+        return self
 
 
 class WeightsSection(Section):

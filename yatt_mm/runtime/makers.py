@@ -57,6 +57,7 @@ def engine_makers(site: Site) -> list[Maker]:
 def rank_makers(site: Site) -> list[Maker]:
     """Return what makes each training rank."""
     config, train = site.config, site.config.train
+    total_updates = train.steps * train.num_minibatches
     spec = TrainSpec(
         model_dir=site.model_dir,
         dtype=config.model.dtype,
@@ -66,8 +67,11 @@ def rank_makers(site: Site) -> list[Maker]:
             betas=train.betas,
             clip_grad=train.clip_grad,
             warmup_steps=train.warmup_steps,
-            total_updates=train.steps * train.num_minibatches,
-            lr_final_frac=train.lr_final_frac,
+            total_updates=total_updates,
+            lr_final_frac=train.lr_final_frac or 0.0,
+            schedule=train.lr_schedule,
+            decay_updates=train.lr_decay_steps or max(1, total_updates // 10),
+            part_lr=train.part_lr,
             offload_frac=train.optimizer_offload_fraction,
         ),
         temperature=config.rollout.temperature,

@@ -35,6 +35,7 @@ from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
+from yatt_mm.training.learning_rate import learning_rate
 from yatt_mm.training.offload import EVERYTHING, Holding, TrainMemory
 from yatt_mm.training.optimizer import build_optimizer, wrap
 from yatt_mm.training.train_sample import TrainSample
@@ -105,7 +106,7 @@ class TrainEngine:
         )
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights = built.weights
-        self._optim = optim
+        self._lr_at = learning_rate(optim)
         self._context = ContextParallel(
             size=parallel.cp,
             rank=parallel_state.get_context_parallel_rank(),
@@ -159,7 +160,7 @@ class TrainEngine:
         grad_norm = math.nan
         if is_finite := self._is_finite_everywhere(metrics.values()):
             for group in self._optimizer.param_groups:
-                group["lr"] = self._optim.lr_at(self._num_updates)
+                group["lr"] = self._lr_at(self._num_updates) * group["lr_mult"]
             _, grad_norm, _ = self._optimizer.step()
             self._num_updates += 1
         return StepResult(
