@@ -12,12 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.algorithms.settings import CorrectionSettings
 
 if TYPE_CHECKING:
     import torch
-
-    from yatt_mm.algorithms.losses import LossInputs
 
 READS: dict[str, dict[str, str | float]] = {
     "none": {},

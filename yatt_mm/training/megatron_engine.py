@@ -30,7 +30,7 @@ from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
-from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from yatt_mm.algorithms.correction import READS, correct, effective_share, metrics_of
-from yatt_mm.algorithms.losses import LossInputs, clipped, policy_loss
+from yatt_mm.algorithms.loss_inputs import LossInputs
+from yatt_mm.algorithms.losses import clipped, policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings
 
 LOGPROB = -1.0
@@ -117,6 +118,17 @@ def test_a_corrected_loss_has_the_gradient_of_the_surrogate_times_the_correction
         assert by_entropy.tolist() == pytest.approx([-0.01 * weight for weight in WEIGHTS]), "the bonus is as it was"
         assert float(loss.detach()) == pytest.approx(-sum(slopes) - 0.01)
         assert metrics["clip_frac"] == 0.0, "the clip compares with the proximal policy"
+
+
+def test_the_correction_goes_from_the_engine_to_the_start_of_the_step_and_the_ratio_from_there() -> None:
+    now = torch.full((7,), LOGPROB + math.log(1.1), dtype=torch.float64)
+    loss, metrics = policy_loss(
+        now, now, inputs_of(), surrogate=clipped, settings=AlgorithmSettings(correction=kind("tis"))
+    )
+    factors = [0.25, 2.0, 1.5, 2.0, 0.8, 1.0, 0.05]
+    slopes = [w * f * a for w, f, a in zip(WEIGHTS, factors, [1, 1, -2, -2, -2, 1, 1], strict=True)]
+    assert float(loss) == pytest.approx(-1.1 * sum(slopes))
+    assert float(metrics["approx_kl"]) == pytest.approx(1.1 - 1 - math.log(1.1))
 
 
 def test_the_metrics_are_those_of_the_hand_worked_corrections() -> None:

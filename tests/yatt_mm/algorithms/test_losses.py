@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from yatt_mm.algorithms.losses import LossInputs, Surrogate, clipped, clipped_sequences, clipped_weight, policy_loss
+from yatt_mm.algorithms.loss_inputs import LossInputs
+from yatt_mm.algorithms.losses import Surrogate, clipped, clipped_sequences, clipped_weight, policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings
 from yatt_mm.algorithms.table import ALGORITHMS
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from yatt_mm.algorithms.correction import READS, correct
-from yatt_mm.algorithms.losses import LossInputs, policy_loss
+from yatt_mm.algorithms.loss_inputs import LossInputs
+from yatt_mm.algorithms.losses import policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings
 from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.algorithms.token_weights import UpdateWeights, Weighting
