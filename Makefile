@@ -1,6 +1,7 @@
 # make train    install what is missing, make the digits example, train on it
 # make judge    the same with a judge that alone says what is right: in turns with the policy, then beside it
 # make motion   the same with videos: digits that move in MP4 clips, and which way they go
+# make algorithms  train on the digits with every algorithm, and with the opposite reward: a table of accuracies
 # make compare  the same with two images in a question and a system turn: which of two digits is larger
 # make test     install what is missing, then lint, types and the tests
 # make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
@@ -23,7 +24,7 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one k
 
 export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
 
-.PHONY: train judge motion compare test unit check parity faults mutants explore light data clean
+.PHONY: train judge motion compare algorithms test unit check parity faults mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -54,6 +55,9 @@ check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+algorithms: data
+	$(PYTHON) -m benchmarks.algorithms $(ARGS)
+
 test: check
 	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 3 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
 	$(PYTHON) -m pytest -m "alone and not faults" $(ARGS) $(NONE_IS_FINE)
@@ -62,7 +66,7 @@ unit: $(STAMP)
 	$(PYTHON) -m pytest -m "not alone" -n 4 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
-	$(PYTHON) -m pytest tests/models tests/yatt_mm/training $(ARGS)
+	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)
 	$(PYTHON) -m pytest tests/yatt_mm/rollout -m parity $(ARGS)
 
 faults: $(STAMP)

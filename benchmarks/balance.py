@@ -46,7 +46,7 @@ from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folde
 from benchmarks.common.torch_flops import count
 from models.flops import Operations, count_operations
 from models.layout.parallel import Parallel
-from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.distributed import init_distributed

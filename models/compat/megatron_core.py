@@ -19,7 +19,15 @@ from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.optimizer import (  # noqa: E402
+    MegatronOptimizer,
+    OptimizerConfig,
+    ParamGroupOverride,
+    ParamKey,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer.optimizer_config import ParamWithNamePredicate  # noqa: E402
 from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
@@ -51,6 +59,9 @@ __all__ = [
     "ModuleSpec",
     "OptimizerConfig",
     "PackedSeqParams",
+    "ParamGroupOverride",
+    "ParamKey",
+    "ParamWithNamePredicate",
     "ProcessGroupCollection",
     "RowParallelLinear",
     "ShardedTensor",
@@ -64,6 +75,7 @@ __all__ = [
     "get_gpt_layer_with_transformer_engine_spec",
     "get_megatron_optimizer",
     "get_num_layers_to_build",
+    "get_standard_config_overrides",
     "get_transformer_layer_offset",
     "parallel_state",
     "set_tensor_model_parallel_attributes",

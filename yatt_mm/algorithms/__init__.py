@@ -1,7 +1,8 @@
-"""Algorithms as pure functions: advantages (`advantages.py`, no torch) and policy losses (`losses.py`).
+"""Algorithms as pure functions, and the table that says which algorithm is made of which (`table.py`).
 
-A new advantage or loss is a function here. `yatt_mm.control.controller` calls the advantages, `yatt_mm.training` the
-losses, and the keys are in the section `algorithm` of `yatt_mm.config.sections`.
+`advantages.py` and `token_weights.py` are for controllers, `losses.py` and `correction.py` for training ranks, which
+give them `loss_inputs.py`; `settings.py` has what they all read. No file imports torch when it is loaded. The keys are
+in `yatt_mm.config.algorithm_section`.
 
 May import: nothing.
 """

@@ -1,64 +1,107 @@
 """Policy losses as pure functions of per-token tensors.
 
-Axes: K = sampled tokens of a microbatch, all sequences one after another.
+Axes: K = sampled tokens of a microbatch, all sequences one after another, each of them whole.
 Weights are normalised over the global batch by the caller, so a loss is a plain sum: it is the same number for
 any split into microbatches and data-parallel ranks.
+
+Controllers read the table of algorithms, which names these functions, and never import torch. So the functions use
+tensors' methods alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
+from yatt_mm.algorithms.correction import correct, metrics_of
+from yatt_mm.algorithms.loss_inputs import LossInputs
+from yatt_mm.algorithms.settings import AlgorithmSettings
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossInputs:
-    """What a loss needs of the sampled tokens besides the model's outputs."""
-
-    weights: torch.Tensor
-    """[K] float32, with sum 1 over the global batch."""
-    advantages: torch.Tensor
-    """[K] float32."""
-    old_logprobs: torch.Tensor
-    """[K] float32 log-probabilities under the behaviour policy: the weights at the start of the step, or the older ones
-    that sampled the token. Only those count where `is_current` is False."""
-    is_current: torch.Tensor
-    """[K] bool, True where the behaviour policy is the current one."""
+if TYPE_CHECKING:
+    import torch
 
 
-def clipped_policy_loss(
+Surrogate = Callable[
+    ["torch.Tensor", "torch.Tensor", LossInputs, AlgorithmSettings], tuple["torch.Tensor", "torch.Tensor"]
+]
+"""The type of what an algorithm maximises: (log-probabilities [K], log-ratios [K] to the old policy, inputs, settings)
+-> (values [K], which carry the gradient; [K] bool, True where a clip binds)."""
+
+
+def clipped(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, inputs: LossInputs, settings: AlgorithmSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the clipped surrogate of PPO (arXiv 1707.06347, equation 7) with separate bounds (DAPO, arXiv 2503.14476,
+    section 3.1), and with a lower bound for negative advantages (dual clip, arXiv 1912.09729)."""
+    return _clip(log_ratio.exp(), inputs.advantages, settings)
+
+
+def clipped_sequences(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, inputs: LossInputs, settings: AlgorithmSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same for the ratio of a whole response, the geometric mean over its tokens (GSPO, arXiv 2507.18071,
+    equations 5 and 7): all tokens of a response have the same value."""
+    return _clip(inputs.sequence_means(log_ratio).exp(), inputs.advantages, settings)
+
+
+def clipped_weight(
+    logprobs: torch.Tensor, log_ratio: torch.Tensor, inputs: LossInputs, settings: AlgorithmSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return REINFORCE's log-probability times advantage, weighted by the ratio up to 1 + clip_high, which carries no
+    gradient (CISPO, arXiv 2506.13585, equations 4 and 5): no token loses its gradient."""
+    ratio, most = log_ratio.detach().exp(), 1 + settings.clip_high
+    return ratio.clamp(max=most) * inputs.advantages * logprobs, ratio > most
+
+
+def _clip(
+    ratio: torch.Tensor, advantages: torch.Tensor, settings: AlgorithmSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    surrogate = (ratio * advantages).minimum(clipped * advantages)
+    is_clipped = ratio * advantages > clipped * advantages
+    if math.isinf(settings.dual_clip):
+        return surrogate, is_clipped
+    bound = settings.dual_clip * advantages
+    is_too_low = (advantages < 0) & (surrogate < bound)
+    return bound.where(is_too_low, surrogate), is_clipped | is_too_low
+
+
+def policy_loss(
     logprobs: torch.Tensor,
     entropy: torch.Tensor,
     inputs: LossInputs,
     *,
-    clip_low: float,
-    clip_high: float,
-    entropy_coef: float,
+    surrogate: Surrogate,
+    settings: AlgorithmSettings,
+    total_weight: float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the clipped surrogate of PPO (arXiv 1707.06347, equation 7) with separate bounds (DAPO, arXiv 2503.14476).
+    """Return the loss of an algorithm: minus the weighted and corrected surrogate, minus the entropy bonus.
 
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.
         entropy: [K] entropy of the same distributions.
         inputs: what is known of the same tokens.
+        total_weight: the sum of all tokens' weights over the global batch.
 
     Returns:
-        The loss (a scalar) and weighted sums for the metrics.
+        The loss (a scalar) and weighted sums for the metrics: their weights add up to 1.
     """
-    advantages, weights = inputs.advantages, inputs.weights
-    old_logprobs = torch.where(inputs.is_current, logprobs.detach(), inputs.old_logprobs)
+    weights = inputs.weights
+    old_logprobs = logprobs.detach().where(inputs.is_current, inputs.old_logprobs)
     log_ratio = logprobs - old_logprobs
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    loss = -(weights * surrogate).sum() - entropy_coef * (weights * entropy).sum()
-    is_clipped = ratio * advantages > clipped * advantages
-    with torch.no_grad():
-        metrics = {
-            "loss": loss.detach(),
-            "entropy": (weights * entropy).sum(),
-            "clip_frac": (weights * is_clipped).sum(),
-            "approx_kl": (weights * (ratio - 1 - log_ratio)).sum(),
-        }
+    values, is_clipped = surrogate(logprobs, log_ratio, inputs, settings)
+    corrected = None
+    if settings.correction.kind != "none":
+        corrected = correct(old_logprobs, inputs, settings.correction)
+        values = corrected.weights * values
+    loss = -(weights * values).sum() - settings.entropy_coef * (weights * entropy).sum()
+    shares, log_ratio = weights / total_weight, log_ratio.detach()
+    metrics = {} if corrected is None else metrics_of(corrected, shares)
+    metrics |= {
+        "loss": loss.detach(),
+        "entropy": (shares * entropy.detach()).sum(),
+        "clip_frac": (shares * is_clipped).sum(),
+        "approx_kl": (shares * (log_ratio.exp() - 1 - log_ratio)).sum(),
+    }
     return loss, metrics

@@ -1,10 +1,11 @@
 """The configuration: one YAML file, typed sections, dotted overrides, and the page that documents every key.
 
 `sections.py` has every key with its meaning; a new key is added there. `judge_section.py` has a judge's keys,
-`run_config.py` the whole tree and what follows from it, `yaml_file.py` reading and error messages.
+`algorithm_section.py` those of the algorithm, `run_config.py` the whole tree and what follows from it, `yaml_file.py`
+reading and error messages.
 
 A key's type, range and default are in its section. What must hold between keys, or on disk, is checked in
 `yatt_mm.preflight`.
 
-May import: batching, common, models.layout, models.recipes, models.weights, placement, protocol.
+May import: algorithms, batching, common, models.layout, models.recipes, models.weights, placement, protocol.
 """

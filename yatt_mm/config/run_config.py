@@ -16,10 +16,10 @@ from pydantic import ValidationError, model_validator
 from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.algorithm_section import AlgorithmSection
 from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.eval_section import EvalSection
 from yatt_mm.config.sections import (
-    AlgorithmSection,
     CheckpointSection,
     ControllersSection,
     DataplaneSection,

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from yatt_mm.config.judge_section import JudgeSection
 from yatt_mm.config.values import Count, Duration, Seconds, Section, Size
 from yatt_mm.config.wanted import JUDGE_NAME, NAME
+from yatt_mm.protocol.adam_settings import Schedule
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.published import Carrier
 
+SCHEDULE_READS: dict[Schedule | None, dict[str, float | None]] = {
+    None: {"warmup_steps": 0, "lr_final_frac": 1.0},
+    "constant": {},
+    "constant_with_warmup": {"warmup_steps": 0},
+    "linear": {"warmup_steps": 0},
+    "cosine": {"warmup_steps": 0},
+    "cosine_with_min_lr": {"warmup_steps": 0, "lr_final_frac": 0.1},
+    "warmup_stable_decay": {"warmup_steps": 0, "lr_final_frac": 0.0, "lr_decay_steps": None},
+}
+"""By schedule the settings that it reads, with their defaults."""
 NUM_SAMPLED_PROMPTS = 4
 """The number of prompts of a step or an evaluation of which `rollouts.keep=sample` keeps the responses."""
 
@@ -133,6 +144,9 @@ class RewardSection(Section):
     part_weights: dict[str, float] = {}
     """The weights of the named parts that a function returns, for example `{format: 0.5}`; 1 for parts that are not
     named here."""
+    part_ranges: dict[str, tuple[float, float]] = {}
+    """The lowest and the highest value that counts of the named parts that a function returns, for example
+    `{length: [-1, 0]}`, before their weights; parts that are not named here count as they are."""
     num_workers: Count = 1
     """The number of reward processes."""
     deadline_s: Seconds = 60.0
@@ -148,6 +162,16 @@ class RewardSection(Section):
     evaluation."""
     judges: dict[Annotated[str, Field(pattern=JUDGE_NAME)], JudgeSection] = {}
     """Reward models by name, generative ones and classifiers; each adds its weighted score to the reward."""
+
+    @field_validator("part_ranges")
+    @classmethod
+    def _check_ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if low > high:
+                raise ValueError(
+                    f"the range of {name} begins at {low:g} and ends at {high:g}; write the lower one first"
+                )
+        return ranges
 
     @field_validator("judges")
     @classmethod
@@ -168,20 +192,6 @@ class RolloutsSection(Section):
         if self.keep == "sample":
             return position % -(-among // NUM_SAMPLED_PROMPTS) == 0
         return self.keep == "all"
-
-
-class AlgorithmSection(Section):
-    normalize_std: bool = True
-    """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
-    min_reward_range: Annotated[float, Field(ge=0)] = 0.001
-    """The difference between the highest and the lowest reward of a group up to which they count as equal, so that the
-    noise of a judge that gives all responses the same score is not trained on."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The lower clip: the probability ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 0.2
-    """The upper clip: the probability ratio counts up to 1 + clip_high; `.inf` sets no limit."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """The weight of an entropy bonus in the loss."""
 
 
 class SamplingSection(Section):
@@ -239,10 +249,20 @@ class TrainSection(Section):
     """The prompts drawn per step, over all controllers."""
     lr: Annotated[float, Field(gt=0)]
     """The learning rate of AdamW after the warm-up."""
+    lr_schedule: Schedule | None = None
+    """The schedule of the learning rate, as transformers defines it: `constant`, `constant_with_warmup`, `linear`,
+    `cosine`, `cosine_with_min_lr` or `warmup_stable_decay`. By default the rate falls linearly to `lr_final_frac`, from
+    the first update on."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from 0."""
-    lr_final_frac: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The share of `lr` that is left at the last step; the rate falls linearly. 1 keeps it constant."""
+    lr_final_frac: Annotated[float | None, Field(ge=0, le=1, validate_default=True)] = None
+    """The share of `lr` that is left at the last step: by default 1 without a schedule, which keeps the rate constant,
+    0.1 in `cosine_with_min_lr` and 0 in `warmup_stable_decay`. Other schedules have none."""
+    lr_decay_steps: Count | None = None
+    """Optimizer updates at the end over which `warmup_stable_decay` falls; by default a tenth of all."""
+    part_lr: dict[Literal["tower", "merger", "language"], Annotated[float, Field(gt=0)]] = {}
+    """Learning rates of parts of the model in the place of `lr`, for example `{tower: 1e-6}`: `tower`, `merger`,
+    `language`. They follow the same schedule."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """The weight decay of AdamW; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -266,6 +286,25 @@ class TrainSection(Section):
     overlap_grad_reduce: bool = False
     """True sums gradients over replicas during the backward pass; useful with many replicas on GPUs."""
     parallel: ParallelSection = ParallelSection()
+
+    @field_validator("warmup_steps", "lr_final_frac", "lr_decay_steps")
+    @classmethod
+    def _is_of_schedule(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the schedule's default for a setting without a value, and refuse a value that it does not read."""
+        if "lr_schedule" not in info.data:  # it was refused
+            return value
+        schedule, reads = info.data["lr_schedule"], SCHEDULE_READS[info.data["lr_schedule"]]
+        if value and info.field_name not in reads:
+            others = [str(name) for name, settings in SCHEDULE_READS.items() if name and info.field_name in settings]
+            own = f"the schedule {schedule}" if schedule else "the rate without train.lr_schedule"
+            raise ValueError(f"{own} does not read it; it is a setting of {', '.join(others)}")
+        return reads.get(str(info.field_name)) if value is None else value
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if both := self.part_lr.keys() & {*self.freeze}:
+            raise ValueError(f"part_lr and freeze both name {min(both)}, and a frozen part has no learning rate")
+        return self
 
 
 class WeightsSection(Section):

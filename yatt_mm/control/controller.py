@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from dataplane.client.client import Client
@@ -19,6 +20,7 @@ from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.advantages import with_advantages
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
@@ -29,7 +31,7 @@ from yatt_mm.control.step_records import StepRecords
 from yatt_mm.control.updates import Updates
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
-from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, resident_bytes
+from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, finish_update, resident_bytes
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
@@ -171,6 +173,9 @@ class Controller:
         if (share := self._records.take(self.step)) is not None:
             return self._generated_before(share)
         filled = self._filler.fill()
+        max_tokens, settings = self.config.rollout.max_tokens, self.config.algorithm.settings()
+        kept = with_advantages(filled.kept, settings, self._rendezvous, max_tokens=max_tokens)
+        filled = replace(filled, kept=kept)
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)
@@ -316,6 +321,7 @@ class Controller:
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._rendezvous.gather(self._meter.take())
         record = merge(meters)
+        finish_update(record)
         self._best.take(self.step, record)
         if self.index:
             return

@@ -3,16 +3,14 @@ be released."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.refs import Ref
-from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
-from yatt_mm.config.sections import AlgorithmSection
 from yatt_mm.generation.batch_filler import FilledBatch
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.kept import KeptGroup, Split
@@ -39,18 +37,18 @@ class KeptRollouts:
     def keep_batch(self, filled: FilledBatch, *, step: int, all_groups: bool = False) -> None:
         """Send those groups of a step that are kept, or all of them, and release the records that nothing else needs.
         Every controller calls this and `keep_evaluation` at the same moments."""
-        trained, carried = filled.outcome.kept, filled.outcome.carried
+        carried = filled.outcome.carried
         finished = [group for group in filled.judged if _position(group) not in carried]
         among = self._config.train.prompts_per_step
         kept = [group for group in finished if all_groups or self._is_kept(group, among)]
-        self._send(kept, step, "train", trained=trained)
+        self._send(kept, step, "train", trained=filled.kept)
         self.release(filled.dropped)
 
     def keep_again(self, groups: Sequence[ScoredGroup], *, step: int, all_groups: bool) -> None:
         """Send the groups of a step that a fault broke off, after they were generated. The keeper may have them."""
         among = self._config.train.prompts_per_step
         kept = [group for group in groups if all_groups or self._is_kept(group, among)]
-        self._send(kept, step, "train", trained=[_position(group) for group in groups])
+        self._send(kept, step, "train", trained=groups)
 
     def keep_evaluation(self, shares: Sequence[tuple[Sequence[ScoredGroup], int]], *, step: int) -> None:
         """Send those groups of an evaluation that are kept, and release their records. `shares`: for each held-out set
@@ -79,17 +77,14 @@ class KeptRollouts:
     def _is_kept(self, group: ScoredGroup, among: int) -> bool:
         return self._keeper is not None and self._config.rollouts.keeps(_position(group), among)
 
-    def _send(self, groups: Sequence[ScoredGroup], step: int, split: Split, *, trained: Collection[int] = ()) -> None:
+    def _send(
+        self, groups: Sequence[ScoredGroup], step: int, split: Split, *, trained: Sequence[ScoredGroup] = ()
+    ) -> None:
+        """`trained`: the groups of the step's batch, which have advantages."""
         if self._keeper is None:
             return
-        algorithm = self._config.algorithm
-        kept = [
-            KeptGroup(
-                scored=bare(group),
-                advantages=advantages_of(group, algorithm) if _position(group) in trained else None,
-            )
-            for group in groups
-        ]
+        advantages = {_position(group): group.advantages for group in trained}
+        kept = [KeptGroup(scored=bare(group), advantages=advantages.get(_position(group))) for group in groups]
         portions = [kept[at : at + MAX_GROUPS] for at in range(0, len(kept), MAX_GROUPS)] or [[]]
         for portion in portions:  # so that the deadline is for a portion, and not for all of them together
             call = self._keeper.keep.remote(
@@ -97,12 +92,6 @@ class KeptRollouts:
             )
             self._calls.append(("the keeper", call))
         self._in_use |= {group.scored.group.ref.name for group in kept}
-
-
-def advantages_of(group: ScoredGroup, algorithm: AlgorithmSection) -> tuple[float, ...]:
-    """Return the advantage of each response of a group."""
-    normalize_std, min_range = algorithm.normalize_std, algorithm.min_reward_range
-    return tuple(group_advantages(group.rewards, normalize_std=normalize_std, min_range=min_range))
 
 
 def bare(group: ScoredGroup) -> ScoredGroup:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from yatt_mm.algorithms.token_weights import Weighting
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
-from yatt_mm.control.kept_rollouts import advantages_of
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.metrics import add_update
 from yatt_mm.protocol.control import ScoredGroup, Team
@@ -29,13 +29,9 @@ class Updates:
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """Return for each of my replicas what its ranks train, balanced over all controllers' samples."""
-        train = self._config.train
+        train, algorithm = self._config.train, self._config.algorithm.settings()
         mine = [
-            PlannedGroup(
-                position=group.prompt.slot.position,
-                group=group.group,
-                advantages=advantages_of(group, self._config.algorithm),
-            )
+            PlannedGroup(position=group.prompt.slot.position, group=group.group, advantages=group.advantages)
             for group in groups
         ]
         all_groups = [group for part in self._rendezvous.gather(mine) for group in part]
@@ -46,6 +42,11 @@ class Updates:
             operations=self._team.operations,
             num_replicas=self._team.num_replicas,
             num_minibatches=train.num_minibatches,
+            weighting=Weighting(
+                kind=algorithm.token_weights,
+                max_tokens=self._config.rollout.max_tokens,
+                drops_truncated=algorithm.overlong_filter,
+            ),
             limits=Limits(
                 max_tokens=train.max_tokens_per_microbatch,
                 max_patches=train.max_patches_per_microbatch,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.algorithms.correction import effective_share
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.protocol.control import TRAIN, ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION
@@ -60,6 +61,12 @@ def add_update(meter: StepMeter, report: UpdateReport) -> None:
     meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_compared)
     meter.add_max("rollout/logprob_diff_max", report.difference_max)
     meter.add_mean("rollout/stale_tokens_frac", report.num_stale, report.num_compared + report.num_stale)
+
+
+def finish_update(record: dict[str, float]) -> None:
+    """Replace sums of the record of a step, which are those of all ranks, by the metric that they make together."""
+    if (squares := record.pop("train/correction_squares", None)) is not None:
+        record["train/ess_frac"] = effective_share(record["train/correction_mean"], squares)
 
 
 def add_moves(meter: StepMeter, moves: Sequence[MovedMemory]) -> None:

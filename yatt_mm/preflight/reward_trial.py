@@ -12,7 +12,7 @@ from yatt_mm.protocol.faults import Fault
 from yatt_mm.rewards.call import LATE, RewardCall
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rewards.medium import Medium
-from yatt_mm.rewards.reading import Reward
+from yatt_mm.rewards.reading import TOTALS, Reward
 from yatt_mm.rewards.response import Response
 
 LONGEST_S = 3.0
@@ -21,7 +21,8 @@ LONGEST_S = 3.0
 
 def try_rewards(client: Client, config: Config, prompts: Mapping[str, Prompt]) -> Iterator[str]:
     """Call the reward function of each set on one of its prompts, and yield warnings: a function fails, or
-    `reward.part_weights` names what no function returned. `prompts`: by the key of the config that names the set."""
+    `reward.part_weights` or `reward.part_ranges` names what no function returned. `prompts`: by the key of the config
+    that names the set."""
     tried = {key: _try_reward(client, config, prompt) for key, prompt in prompts.items()}
     for key, outcome in tried.items():
         if isinstance(outcome, Fault) and LATE not in outcome.what:
@@ -32,10 +33,15 @@ def try_rewards(client: Client, config: Config, prompts: Mapping[str, Prompt]) -
                 f"{', '.join(sorted(prompt.fields))}"
             )
     returned = {name for outcome in tried.values() if isinstance(outcome, Reward) for name in outcome.parts}
-    unknown = sorted(config.reward.part_weights.keys() - returned)
-    if unknown and tried and not any(isinstance(outcome, Fault) for outcome in tried.values()):
+    if not tried or any(isinstance(outcome, Fault) for outcome in tried.values()):
+        return
+    reward = config.reward
+    named = {"part_weights": reward.part_weights.keys(), "part_ranges": reward.part_ranges.keys() - {*TOTALS}}
+    for key, parts in named.items():
+        if not (unknown := sorted(parts - returned)):
+            continue
         yield (
-            f"reward.part_weights names {', '.join(unknown)}, and no reward function returned such a part for the "
+            f"reward.{key} names {', '.join(unknown)}, and no reward function returned such a part for the "
             f"first sample of its set; they returned {', '.join(sorted(returned)) or 'no parts'}"
         )
 

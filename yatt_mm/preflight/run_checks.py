@@ -56,6 +56,11 @@ def check_run(config: Config) -> None:
         )
     if not config.trains:
         return
+    if config.algorithm.overlong_buffer > rollout.max_tokens:
+        raise ConfigError(
+            f"algorithm.overlong_buffer is {config.algorithm.overlong_buffer} and rollout.max_tokens "
+            f"{rollout.max_tokens}; the first is the end of the second, so make it smaller"
+        )
     if train.max_tokens_per_microbatch < rollout.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch is {train.max_tokens_per_microbatch}, less than "

@@ -66,6 +66,8 @@ class ScoredGroup:
     """The scores that add up to the rewards: those of the function, then those of each judge."""
     failures: tuple[Failures, ...] = ()
     """Who gave some of the responses no score."""
+    advantages: tuple[float, ...] = ()
+    """[G] the advantage of each response; empty until the batch of its step is complete."""
 
     @property
     def parts(self) -> Mapping[str, tuple[float | None, ...]]:

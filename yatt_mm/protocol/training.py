@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from yatt_mm.algorithms.settings import AlgorithmSettings
 from yatt_mm.protocol.adam_settings import AdamSettings
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ class TrainSpec:
     dtype: str
     optim: AdamSettings
     temperature: float
-    clip_low: float
-    clip_high: float
-    entropy_coef: float
+    algorithm: AlgorithmSettings
     seed: int
     timeout_s: float
     recompute: Recompute

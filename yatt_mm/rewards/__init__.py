@@ -4,5 +4,5 @@
 finds the configured one, `form.py` reads from its parameters what it takes, `response.py` and `medium.py` are what it
 gets, and `reading.py` reads what it returns. `call.py` calls it with a time limit, in the processes of `worker.py`.
 
-May import: common, dataplane.client, dataplane.core, dataplane.media, protocol.
+May import: algorithms, common, dataplane.client, dataplane.core, dataplane.media, protocol.
 """

@@ -36,16 +36,17 @@ class RewardCall:
         deadline_s: float,
         longest_s: float = math.inf,
         weights: Mapping[str, float] | None = None,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         """`name`: what faults call the function. `deadline_s`: the longest time for one response. `longest_s`: the
-        longest time for a batch, and for all responses of an async function. `weights`: those of the named parts of a
-        reward."""
+        longest time for a batch, and for all responses of an async function. `weights`, `ranges`: those of the named
+        parts of a reward."""
         self.name = name
         self._function = function
         self._form = form_of(function)
         self._deadline_s = deadline_s
         self._longest_s = longest_s
-        self._weights = weights or {}
+        self._weights, self._ranges = weights or {}, ranges or {}
         self._runner = asyncio.Runner()
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward | Fault]:
@@ -106,7 +107,7 @@ class RewardCall:
         if isinstance(given, Fault):
             return given
         try:
-            return read_reward(given, self._weights)
+            return read_reward(given, self._weights, self._ranges)
         except ValueError as error:
             return Fault(what=str(error), where=self.name, response=response.text[:MAX_SHOWN])
 

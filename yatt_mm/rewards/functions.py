@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from yatt_mm.algorithms.advantages import overlong_penalty
 from yatt_mm.rewards.answers import final_answer
 from yatt_mm.rewards.boxes import find_boxes, find_points, mean_iou
 
@@ -115,7 +116,7 @@ def soft_overlong(
     """Return DAPO's penalty for long responses, from 0 to -1: it begins `buffer` tokens before `max_tokens`, by default
     a fifth of them, and falls linearly. Add it to another reward."""
     buffer = buffer or max(1, max_tokens // 5)
-    return max(-1.0, min(0.0, (max_tokens - buffer - num_tokens) / buffer))
+    return overlong_penalty(num_tokens, max_tokens=max_tokens, buffer=buffer)
 
 
 _CALLED_ANSWER = re.compile(r"\b(?:answer|option|choice)\b(?:\s+is)?\s*:?\s*\**\(?([A-Z])\b(?!')", re.IGNORECASE)

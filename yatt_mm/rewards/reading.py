@@ -22,13 +22,16 @@ class Reward:
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The named parts, before their weights; none if the function returns a number."""
+    """The named parts, before their ranges and weights; none if the function returns a number."""
     answer: str | None = None
     """The answer that the function read in the response; None if it does not say."""
 
 
-def read_reward(given: Any, weights: Mapping[str, float]) -> Reward:
-    """Return the reward in what a function returned. `weights`: those of named parts; others have 1.
+def read_reward(
+    given: Any, weights: Mapping[str, float], ranges: Mapping[str, tuple[float, float]] | None = None
+) -> Reward:
+    """Return the reward in what a function returned. `weights`: those of named parts; others have 1. `ranges`: the
+    lowest and the highest value that counts of named parts.
 
     Raises ValueError that says what was returned instead.
     """
@@ -43,10 +46,18 @@ def read_reward(given: Any, weights: Mapping[str, float]) -> Reward:
     if not parts:
         raise _wrong(given)
     answer = next((str(given[name]) for name in ANSWERS if given.get(name) is not None), None)
-    total = next((parts.pop(name) for name in TOTALS if name in parts), None)
-    if total is None:
-        total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+    counted = {name: _within(part, (ranges or {}).get(name)) for name, part in parts.items()}
+    of_total = next((name for name in TOTALS if name in parts), None)
+    if of_total is None:
+        total = sum(weights.get(name, 1.0) * part for name, part in counted.items())
+    else:
+        total = counted[of_total]
+        del parts[of_total]
     return Reward(value=total, parts=parts, answer=answer)
+
+
+def _within(value: float, bounds: tuple[float, float] | None) -> float:
+    return value if bounds is None else min(max(value, bounds[0]), bounds[1])
 
 
 def _number(value: Any, given: Any) -> float:

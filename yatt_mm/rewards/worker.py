@@ -30,17 +30,23 @@ class RewardWorker:
         *,
         functions: tuple[str, ...],
         weights: Mapping[str, float],
+        ranges: Mapping[str, tuple[float, float]],
         dataplane_uri: str,
         timeout_s: float,
         deadline_s: float,
         longest_s: float,
     ) -> None:
-        """`functions`: their paths. `weights`: those of the named parts of rewards. `timeout_s` is for calls to the
-        data plane, `deadline_s` for a function, per response, and `longest_s` for all responses of a call to an async
-        function or one that takes batches."""
+        """`functions`: their paths. `weights`, `ranges`: those of the named parts of rewards. `timeout_s` is for calls
+        to the data plane, `deadline_s` for a function, per response, and `longest_s` for all responses of a call to an
+        async function or one that takes batches."""
         self._calls = {
             path: RewardCall(
-                load_reward_function(path), name=path, deadline_s=deadline_s, longest_s=longest_s, weights=weights
+                load_reward_function(path),
+                name=path,
+                deadline_s=deadline_s,
+                longest_s=longest_s,
+                weights=weights,
+                ranges=ranges,
             )
             for path in functions
         }

@@ -57,6 +57,7 @@ def engine_makers(site: Site) -> list[Maker]:
 def rank_makers(site: Site) -> list[Maker]:
     """Return what makes each training rank."""
     config, train = site.config, site.config.train
+    total_updates = train.steps * train.num_minibatches
     spec = TrainSpec(
         model_dir=site.model_dir,
         dtype=config.model.dtype,
@@ -66,14 +67,15 @@ def rank_makers(site: Site) -> list[Maker]:
             betas=train.betas,
             clip_grad=train.clip_grad,
             warmup_steps=train.warmup_steps,
-            total_updates=train.steps * train.num_minibatches,
-            lr_final_frac=train.lr_final_frac,
+            total_updates=total_updates,
+            lr_final_frac=train.lr_final_frac or 0.0,
+            schedule=train.lr_schedule,
+            decay_updates=train.lr_decay_steps or max(1, total_updates // 10),
+            part_lr=train.part_lr,
             offload_frac=train.optimizer_offload_fraction,
         ),
         temperature=config.rollout.temperature,
-        clip_low=config.algorithm.clip_low,
-        clip_high=config.algorithm.clip_high,
-        entropy_coef=config.algorithm.entropy_coef,
+        algorithm=config.algorithm.settings(),
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
         carrier=config.carrier,
@@ -104,6 +106,7 @@ def create_reward_workers(
         create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
             functions=functions,
             weights=config.reward.part_weights,
+            ranges=config.reward.part_ranges,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
-from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
+from yatt_mm.training.learning_rate import learning_rate
 from yatt_mm.training.offload import EVERYTHING, Holding, TrainMemory
 from yatt_mm.training.optimizer import build_optimizer, wrap
 from yatt_mm.training.train_sample import TrainSample
@@ -105,7 +106,7 @@ class TrainEngine:
         )
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights = built.weights
-        self._optim = optim
+        self._lr_at = learning_rate(optim)
         self._context = ContextParallel(
             size=parallel.cp,
             rank=parallel_state.get_context_parallel_rank(),
@@ -159,7 +160,7 @@ class TrainEngine:
         grad_norm = math.nan
         if is_finite := self._is_finite_everywhere(metrics.values()):
             for group in self._optimizer.param_groups:
-                group["lr"] = self._optim.lr_at(self._num_updates)
+                group["lr"] = self._lr_at(self._num_updates) * group["lr_mult"]
             _, grad_norm, _ = self._optimizer.step()
             self._num_updates += 1
         return StepResult(
@@ -271,7 +272,9 @@ class TrainEngine:
     def _loss_inputs(self, samples: Sequence[TrainSample]) -> LossInputs:
         tokens = [sample.sampled for sample in samples]
         columns = {
-            column.name: np.concatenate([getattr(of_sample, column.name) for of_sample in tokens])
-            for column in fields(LossInputs)
+            name: np.concatenate([getattr(of_sample, name) for of_sample in tokens])
+            for name in ("weights", "advantages", "old_logprobs", "is_current", "rollout_logprobs")
         }
-        return LossInputs(**{name: torch.from_numpy(values).to(self._device) for name, values in columns.items()})
+        columns["sequences"] = np.repeat(np.arange(len(samples)), [int(sample.loss_mask.sum()) for sample in samples])
+        on_device = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
+        return LossInputs(**on_device, num_sequences=len(samples))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,11 +14,16 @@ from models.compat.megatron_core import (
     MegatronModule,
     MegatronOptimizer,
     OptimizerConfig,
+    ParamGroupOverride,
+    ParamKey,
+    ParamWithNamePredicate,
     ProcessGroupCollection,
     finalize_model_grads,
     get_megatron_optimizer,
+    get_standard_config_overrides,
     parallel_state,
 )
+from models.freeze import part_of
 from yatt_mm.protocol.adam_settings import AdamSettings
 
 
@@ -66,7 +72,23 @@ def build_optimizer(
         optimizer_offload_fraction=settings.offload_frac,
         overlap_cpu_optimizer_d2h_h2d=settings.offload_frac > 0,
     )
-    return get_megatron_optimizer(config, ddp)
+    return get_megatron_optimizer(config, ddp, _overrides(config, settings))
+
+
+def _overrides(config: OptimizerConfig, settings: AdamSettings) -> dict[ParamKey, ParamGroupOverride] | None:
+    """Return what differs for some parameters: a rate of their own, beside megatron's usual exceptions. None if nothing
+    else does."""
+    if not settings.part_lr:
+        return None
+    found = get_standard_config_overrides(config)
+    for part, rate in settings.part_lr.items():
+        predicate = ParamWithNamePredicate(name=part, fn=partial(_is_of_part, part))
+        found[ParamKey(with_name_predicate=predicate)] = ParamGroupOverride(lr_mult=rate / settings.lr)
+    return found
+
+
+def _is_of_part(part: str, param: torch.nn.Parameter, name: str) -> bool:
+    return part_of(name.removeprefix("module.")) == part
 
 
 def make_state(optimizer: MegatronOptimizer) -> None:

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from models.flops import Operations
+from yatt_mm.algorithms.token_weights import UpdateWeights, Weighting
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num_microbatches
+
+EVERY_TOKEN = Weighting()
+"""All tokens of an update have the same weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class PlannedSample:
     """The index into the plan's groups."""
     row: int
     advantage: float
+    token_weight: float
+    """The weight of each of its sampled tokens in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +49,8 @@ class Minibatch:
 
     microbatches: tuple[tuple[PlannedSample, ...], ...]
     """The microbatches; the same number on every replica, and some may be empty."""
-    token_weight: float
-    """One divided by the number of sampled tokens of this update over all replicas."""
+    total_weight: float
+    """The sum of the weights of all sampled tokens of this update, over all replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ def plan_step(
     num_minibatches: int,
     limits: Limits,
     replicas: Sequence[int],
+    weighting: Weighting = EVERY_TOKEN,
 ) -> StepPlan:
     """Return the plan of what `replicas` train in a step: the samples of all controllers, spread over all replicas.
 
@@ -94,7 +101,7 @@ def plan_step(
         num = num_microbatches(work, limits)
         num_micro += num
         shares.append([lay_out(work[replica], num, limits) for replica in replicas])
-    weights = [1 / max(1, sum(sum(group.group.lengths) for group in part)) for part in parts]
+    weights = [_weights(part, weighting) for part in parts]
     plans = [_update_plan([share[k] for share in shares], weights, by_position) for k in range(len(replicas))]
     return StepPlan(replicas=tuple(plans), imbalance=imbalance, num_microbatches=num_micro)
 
@@ -119,21 +126,37 @@ def _divide(groups: Sequence[PlannedGroup], num_parts: int) -> list[list[Planned
     return [list(groups[begin:end]) for begin, end in pairwise(bounds)]
 
 
+def _weights(groups: Sequence[PlannedGroup], weighting: Weighting) -> UpdateWeights:
+    """Return the weights of the tokens of an update on these groups."""
+    return UpdateWeights.of(
+        weighting,
+        (response for one in groups for response in zip(one.group.lengths, one.group.finish_reasons, strict=True)),
+    )
+
+
 def _update_plan(
-    share: Sequence[Sequence[Sequence[Piece]]], weights: Sequence[float], groups: Mapping[int, PlannedGroup]
+    share: Sequence[Sequence[Sequence[Piece]]], weights: Sequence[UpdateWeights], groups: Mapping[int, PlannedGroup]
 ) -> UpdatePlan:
     """Return one replica's plan from its [minibatch][microbatch] pieces."""
     used = sorted({piece.group.position for minibatch in share for micro in minibatch for piece in micro})
     place = {position: k for k, position in enumerate(used)}
 
-    def planned(pieces: Sequence[Piece]) -> tuple[PlannedSample, ...]:
-        rows = [(piece.group.position, row) for piece in pieces for row in piece.rows]
-        return tuple(PlannedSample(group=place[p], row=row, advantage=groups[p].advantages[row]) for p, row in rows)
+    def planned(pieces: Sequence[Piece], weights: UpdateWeights) -> tuple[PlannedSample, ...]:
+        rows = [(groups[piece.group.position], row) for piece in pieces for row in piece.rows]
+        return tuple(
+            PlannedSample(
+                group=place[one.position],
+                row=row,
+                advantage=one.advantages[row],
+                token_weight=weights.of_response(one.group.lengths[row], one.group.finish_reasons[row]),
+            )
+            for one, row in rows
+        )
 
     return UpdatePlan(
         groups=tuple(groups[position].group for position in used),
         minibatches=tuple(
-            Minibatch(microbatches=tuple(planned(micro) for micro in minibatch), token_weight=weight)
-            for minibatch, weight in zip(share, weights, strict=True)
+            Minibatch(microbatches=tuple(planned(micro, its) for micro in minibatch), total_weight=its.total)
+            for minibatch, its in zip(share, weights, strict=True)
         ),
     )

@@ -14,27 +14,36 @@ class SampledTokens:
     """What the loss needs of the K sampled tokens of one response, in host memory: arrays of K values."""
 
     weights: np.ndarray
-    """[K] float32. The weights of all tokens of an update, over all replicas, add up to 1."""
+    """[K] float32. See `yatt_mm.algorithms.token_weights`."""
     advantages: np.ndarray
     """[K] float32."""
     rollout_logprobs: np.ndarray
     """[K] float32 log-probabilities that the engine computed when it sampled."""
     is_stale: np.ndarray
     """[K] bool, True on tokens that are older than the weights at the start of the step."""
+    is_corrected: bool = False
+    """True if the loss corrects for the difference between the engine's policy and that at the start of the step. Then
+    ratios compare with the latter for all tokens, also for stale ones."""
     old_logprobs: np.ndarray = field(init=False)
-    """[K] float32 log-probabilities under the policy that sampled each token. Only those count where `is_current` is
-    False."""
+    """[K] float32 log-probabilities under the policy with which ratios compare: the one that sampled the token, or with
+    a correction, the one at the start of the step. Only those count where `is_current` is False."""
     is_current: np.ndarray = field(init=False)
-    """[K] bool, True where the weights in training are still those that sampled the token."""
+    """[K] bool, True where the weights in training are still that policy."""
 
     def __post_init__(self) -> None:
-        self.old_logprobs, self.is_current = self.rollout_logprobs, ~self.is_stale
+        self.old_logprobs, self.is_current = self.rollout_logprobs, ~self._is_engines
 
     def measure(self, logprobs: np.ndarray) -> None:
         """Take the log-probabilities under the weights at the start of the step, [K] float32, before the first update
-        changes the weights. Those of stale tokens stay the engine's, because only the engine had their policy."""
-        self.old_logprobs = np.where(self.is_stale, self.rollout_logprobs, logprobs)
+        changes the weights. Without a correction, those of stale tokens stay the engine's, because only the engine had
+        their policy."""
+        self.old_logprobs = np.where(self._is_engines, self.rollout_logprobs, logprobs)
         self.is_current = np.zeros_like(self.is_stale)
+
+    @property
+    def _is_engines(self) -> np.ndarray:
+        """[K] bool, True where ratios compare with the engine's log-probabilities."""
+        return np.zeros_like(self.is_stale) if self.is_corrected else self.is_stale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

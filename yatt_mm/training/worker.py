@@ -19,7 +19,8 @@ import numpy as np
 
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
-from yatt_mm.algorithms.losses import clipped_policy_loss
+from yatt_mm.algorithms.losses import policy_loss
+from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.writing import writing
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
@@ -30,7 +31,7 @@ from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.skipped_update import write_update
-from yatt_mm.training.step_plan import UpdatePlan
+from yatt_mm.training.step_plan import PlannedSample, UpdatePlan
 from yatt_mm.training.train_sample import SampledTokens, TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
 from yatt_mm.weights.stream_group import StreamError
@@ -55,10 +56,10 @@ class _Group:
     patches: list[np.ndarray | None]
     """uint8 patches per medium; None for those that other ranks encode."""
 
-    def sample(self, row: int, *, advantage: float, token_weight: float, policy_version: int) -> TrainSample:
+    def sample(self, planned: PlannedSample, *, policy_version: int, is_corrected: bool) -> TrainSample:
         """Return one row in the form that the training engine takes. `policy_version`: the weights at the start of the
-        step."""
-        prompt, response = self.record.prompt_token_ids, self.record.samples[row]
+        step. `is_corrected`: see `SampledTokens`."""
+        prompt, response = self.record.prompt_token_ids, self.record.samples[planned.row]
         num_prompt, num_sampled = len(prompt), len(response.token_ids)
         return TrainSample(
             token_ids=np.concatenate([prompt, response.token_ids]),
@@ -69,10 +70,11 @@ class _Group:
             patches=self.patches,
             media_keys=tuple(ref.name for ref in self.ref.media),
             sampled=SampledTokens(
-                weights=np.full(num_sampled, token_weight, dtype=np.float32),
-                advantages=np.full(num_sampled, advantage, dtype=np.float32),
+                weights=np.full(num_sampled, planned.token_weight, dtype=np.float32),
+                advantages=np.full(num_sampled, planned.advantage, dtype=np.float32),
                 rollout_logprobs=response.logprobs,
                 is_stale=response.policy_versions < policy_version,
+                is_corrected=is_corrected,
             ),
         )
 
@@ -92,10 +94,9 @@ class TrainWorker:
         self._report: UpdateReport | None = None
         """That of the last update."""
         self._loss = functools.partial(
-            clipped_policy_loss,
-            clip_low=spec.clip_low,
-            clip_high=spec.clip_high,
-            entropy_coef=spec.entropy_coef,
+            policy_loss,
+            surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
+            settings=spec.algorithm,
         )
 
     def start(self, store: str) -> None:
@@ -161,13 +162,14 @@ class TrainWorker:
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
-        if len(minibatches) > 1:
+        if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
         report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
         done = []
-        for number, minibatch in enumerate(minibatches):
-            result = self._engine.step(minibatch, self._loss, temperature=self._spec.temperature)
+        for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
+            loss = functools.partial(self._loss, total_weight=planned.total_weight)
+            result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
             if result.was_skipped:
                 report.num_skipped += 1
                 folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"
@@ -225,15 +227,11 @@ class TrainWorker:
         groups = [
             _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)
         ]
+        is_corrected = self._spec.algorithm.correction.kind != "none"
         minibatches = [
             [
                 [
-                    groups[planned.group].sample(
-                        planned.row,
-                        advantage=planned.advantage,
-                        token_weight=minibatch.token_weight,
-                        policy_version=policy_version,
-                    )
+                    groups[planned.group].sample(planned, policy_version=policy_version, is_corrected=is_corrected)
                     for planned in micro
                 ]
                 for micro in minibatch.microbatches

@@ -44,7 +44,7 @@ def scored(position: int) -> ScoredGroup:
 def filled(*, kept: range, dropped: range, carried: range) -> FilledBatch:
     judged = [scored(position) for position in (*kept, *dropped, *carried)]
     return FilledBatch(
-        kept=judged[: len(kept)],
+        kept=[replace(group, advantages=(-1.0, 1.0)) for group in judged[: len(kept)]],
         judged=judged,
         outcome=RoundOutcome(is_full=True, kept=tuple(kept), carried=tuple(carried)),
         num_rounds=1,
@@ -78,7 +78,7 @@ def test_a_few_prompts_of_a_step_are_kept_with_the_advantages_of_those_it_trains
     found = positions(call)
     assert list(found) == [0, 2, 4, 6, 8, 10], "every second prompt, but none that goes on in the next step"
     assert found[8] is found[10] is None
-    assert found[0] == pytest.approx((-0.7071, 0.7071), abs=1e-3)
+    assert found[0] == (-1.0, 1.0)
 
 
 def test_all_are_kept_where_all_are_wanted_and_none_without_a_keeper() -> None:
@@ -128,10 +128,11 @@ def test_every_evaluation_keeps_the_same_few_samples_and_small_ones_are_kept_who
 def test_a_step_that_goes_on_after_a_fault_is_sent_again_with_the_number_of_the_restart() -> None:
     keeper = Keeper()
     kept, _ = rollouts(keeper)
-    kept.keep_again([scored(position) for position in range(8)], step=3, all_groups=False)
+    again = [replace(scored(position), advantages=(float(position), 0.0)) for position in range(8)]
+    kept.keep_again(again, step=3, all_groups=False)
     (call,) = keeper.calls
     assert call[:2] == (3, "train") and keeper.restart_counts == [2]
     found = positions(call)
-    assert list(found) == [0, 2, 4, 6] and None not in found.values()
+    assert found == {position: (float(position), 0.0) for position in (0, 2, 4, 6)}
     kept.keep_again([scored(position) for position in range(8)], step=4, all_groups=True)
     assert list(positions(keeper.calls[-1])) == list(range(8))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dataplane.core.refs import Ref
 from models.flops import Operations
+from yatt_mm.algorithms.token_weights import Weighting
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.microbatches import Limits, WorkGroup
 from yatt_mm.training.step_plan import (
@@ -57,8 +58,9 @@ def plan(groups: list[PlannedGroup], *, num_minibatches: int, replicas: Sequence
     )
 
 
-def sample(group: int, row: int, advantage: float) -> PlannedSample:
-    return PlannedSample(group=group, row=row, advantage=advantage)
+def sample(group: int, row: int, advantage: float, num_tokens: int) -> PlannedSample:
+    """`num_tokens`: of the whole update."""
+    return PlannedSample(group=group, row=row, advantage=advantage, token_weight=1 / num_tokens)
 
 
 def test_a_step_is_planned_as_by_hand() -> None:
@@ -71,15 +73,15 @@ def test_a_step_is_planned_as_by_hand() -> None:
     first = UpdatePlan(
         groups=(three.group, seven.group),
         minibatches=(
-            Minibatch(microbatches=((sample(0, 0, 30.0),),), token_weight=1 / 6),
-            Minibatch(microbatches=((sample(1, 0, 70.0),), (sample(1, 1, 71.0),)), token_weight=1 / 12),
+            Minibatch(microbatches=((sample(0, 0, 30.0, 6),),), total_weight=1.0),
+            Minibatch(microbatches=((sample(1, 0, 70.0, 12),), (sample(1, 1, 71.0, 12),)), total_weight=1.0),
         ),
     )
     second = UpdatePlan(
         groups=(five.group, ten.group),
         minibatches=(
-            Minibatch(microbatches=((sample(0, 0, 50.0),),), token_weight=1 / 6),
-            Minibatch(microbatches=((sample(1, 0, 100.0),), ()), token_weight=1 / 12),
+            Minibatch(microbatches=((sample(0, 0, 50.0, 6),),), total_weight=1.0),
+            Minibatch(microbatches=((sample(1, 0, 100.0, 12),), ()), total_weight=1.0),
         ),
     )
     # 6 over a mean of 5 is more uneven than 10 over a mean of 9
@@ -95,13 +97,13 @@ def test_replicas_are_planned_in_the_order_of_the_request() -> None:
 
 
 def test_a_step_without_samples_is_one_empty_microbatch_and_even() -> None:
-    empty = UpdatePlan(groups=(), minibatches=(Minibatch(microbatches=((),), token_weight=1.0),))
+    empty = UpdatePlan(groups=(), minibatches=(Minibatch(microbatches=((),), total_weight=1.0),))
     assert plan([], num_minibatches=1) == StepPlan(replicas=(empty, empty), imbalance=1.0, num_microbatches=1)
 
 
 def test_the_weight_of_a_single_sampled_token_is_one_and_work_that_is_even_has_imbalance_one() -> None:
     found = plan([planned_group(0, (1,))], num_minibatches=1)
-    assert [minibatch.token_weight for minibatch in found.replicas[0].minibatches] == [1.0]
+    assert found.replicas[0].minibatches[0].microbatches == ((sample(0, 0, 0.0, 1),),)
     assert plan([planned_group(0, (1,)), planned_group(1, (1,))], num_minibatches=1).imbalance == 1.0
 
 
@@ -124,3 +126,25 @@ def test_updates_take_whole_prompts_in_order_and_differ_by_at_most_one() -> None
     assert [[g.position for g in part] for part in _divide(groups, 3)] == [[0, 1], [2, 3], [4, 5, 6]]
     assert [[g.position for g in part] for part in _divide(groups[:2], 3)] == [[], [0], [1]]
     assert [[g.position for g in part] for part in _divide(groups[:4], 1)] == [[0, 1, 2, 3]]
+
+
+def test_weights_are_those_of_all_replicas_and_of_one_update() -> None:
+    groups = [planned_group(3, (4, 2)), planned_group(5, (1,)), planned_group(7, (3,))]
+    found = plan_step(
+        groups,
+        operations=TOKENS_ALONE,
+        num_replicas=2,
+        num_minibatches=2,
+        limits=Limits(max_tokens=8),
+        replicas=(0, 1),
+        weighting=Weighting(kind="constant", max_tokens=4),
+    )
+    # the first update has a group of two responses, and the second two groups of one
+    weights = [
+        {(replica.groups[s.group].slot, s.row): s.token_weight for micro in m.microbatches for s in micro}
+        for replica in found.replicas
+        for m in replica.minibatches
+    ]
+    assert weights[0] | weights[2] == {(3, 0): 1 / 8, (3, 1): 1 / 8}
+    assert weights[1] | weights[3] == {(5, 0): 1 / 8, (7, 0): 1 / 8}
+    assert [m.total_weight for m in found.replicas[0].minibatches] == [6 / 8, 4 / 8]

@@ -223,13 +223,16 @@ def test_a_reward_function_that_fails_on_a_right_answer_is_told_and_a_slow_one_i
         ("{colour: 1}", "1.0", "names colour, and .* they returned no parts"),
         ("{colour: 1}", "{'colour': 1}", None),
         ("{colour: 1}", "no_such_name", "fails on the first sample"),
+        ("{} reward.part_ranges={colur: [0, 1]}", "{'colour': 1}", "reward.part_ranges names colur, and .* colour"),
+        ("{} reward.part_ranges={score: [0, 1]}", "{'score': 1}", None),
     ],
 )
 def test_a_weight_of_a_part_that_no_function_returns_is_told(
     client: Client, tiny_dir: Path, tmp_path: Path, weights: str, returned: str, wanted: str | None
 ) -> None:
     (tmp_path / "mine.py").write_text(f"def score(response, answer, fields):\n    return {returned}\n")
-    config = config_of(tiny_dir, f"reward.function={tmp_path / 'mine.py'}:score", f"reward.part_weights={weights}")
+    overrides = f"reward.part_weights={weights}".replace(" reward.", "\nreward.").splitlines()
+    config = config_of(tiny_dir, f"reward.function={tmp_path / 'mine.py'}:score", *overrides)
     recipes = load_recipes(tiny_dir, VideoSampling())
     first = check_first_samples(client, config, recipes, found(client, config, "train.tar"))
     told = list(reward_trial.try_rewards(client, config, {"data.train": first.prompt}))

@@ -212,6 +212,25 @@ def test_parts_are_weighted_and_kept(given: Any, weights: dict[str, float], rewa
     assert read_reward(given, weights) == reward
 
 
+RANGES = {"length": (-1.0, 0.0), "score": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "parts"),
+    [
+        ({"right": 1, "length": -4}, 1.0 - 0.5, {"right": 1.0, "length": -4.0}),
+        ({"right": 1, "length": -0.5}, 1.0 - 0.25, {"right": 1.0, "length": -0.5}),
+        ({"right": 7, "length": 3}, 7.0, {"right": 7.0, "length": 3.0}),
+        ({"score": 1.5, "acc": 1}, 1.0, {"acc": 1.0}),
+        ({"score": -2.0}, 0.0, {}),
+    ],
+)
+def test_a_part_counts_within_its_range_before_its_weight_and_is_kept_as_it_was(
+    given: dict[str, float], value: float, parts: dict[str, float]
+) -> None:
+    assert read_reward(given, {"length": 0.5}, RANGES) == Reward(value=value, parts=parts)
+
+
 @pytest.mark.parametrize(
     "given", [{"answer": "7"}, {}, {"accuracy": "high"}, {"accuracy": float("inf")}, "7 of 9", None]
 )
@@ -267,7 +286,7 @@ def dominant(
 def test_a_batch_function_sees_the_image_of_each_response(node: EmbeddedNode) -> None:
     path = f"{__name__}:dominant"
     worker = RewardWorker(
-        functions=(path,), weights={}, dataplane_uri=node.uri, timeout_s=30, deadline_s=5, longest_s=9
+        functions=(path,), weights={}, ranges={}, dataplane_uri=node.uri, timeout_s=30, deadline_s=5, longest_s=9
     )
     tasks = []
     with Client(node.uri) as client:

@@ -19,7 +19,7 @@ from models.freeze import Part
 from models.layout.parallel import Parallel
 from models.sequence.mrope import MediaSpan, mrope_positions
 from tests.yatt_mm.training.tiny import Form, make_samples, with_patches_of
-from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.manifest import FileRecord, num_written
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint

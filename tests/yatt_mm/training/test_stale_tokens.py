@@ -4,6 +4,7 @@ with the engine."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training.ranks import RankPool
-from yatt_mm.generation.metrics import add_update
+from yatt_mm.algorithms.losses import clipped, policy_loss
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings
+from yatt_mm.generation.metrics import add_update, finish_update
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import State
@@ -43,9 +46,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         dtype="float32",
         optim=AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0),
         temperature=1.0,
-        clip_low=CLIP,
-        clip_high=CLIP,
-        entropy_coef=0.0,
+        algorithm=AlgorithmSettings(clip_low=CLIP, clip_high=CLIP),
         seed=1,
         timeout_s=60,
         recompute="none",
@@ -62,7 +63,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.set_state(State.WEIGHTS_ONLY)
         worker.publish(str(folder / "policy"), 2)
         worker.set_state(State.AWAKE)
-        found = {}
+        found = {"corrected": _corrected(worker, client)}
         for num_updates, name in ((2, "twice"), (1, "once")):
             current = _current_logprobs(worker, client, name)
             # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
@@ -75,6 +76,31 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
             report = worker.update(plan, 3)
             found[name] = {"report": report, "current": current, "engine": engine}
         found["again"] = _again(worker, client, plan, report)
+    return found
+
+
+def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
+    """Return an update with one minibatch and one with two, where the loss corrects for the engine's policy."""
+    plain = worker._spec
+    correction = CorrectionSettings(kind="tis", cap=1.5)
+    algorithm = dataclasses.replace(plain.algorithm, correction=correction)
+    worker._spec = dataclasses.replace(plain, algorithm=algorithm)
+    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=algorithm)
+    current = _current_logprobs(worker, client, "corrected")
+    engine = [
+        (now - np.where(np.array(versions) < 2, [0.5, 0.2, -0.3, 0, 0][: len(now)], 0.1)).astype(np.float32)
+        for now, versions in zip(current, VERSIONS)
+    ]
+    found: dict[str, Any] = {"current": current, "engine": engine}
+    for num_updates, name in ((1, "one"), (2, "two")):
+        worker._step = 2
+        found[name] = worker.update(_plan(client, f"corrected {name}", engine, num_minibatches=num_updates), 3)
+        samples = worker._resolve(_plan(client, f"again {name}", engine), policy_version=2)[0][0]
+        worker._measure_old_logprobs(samples)
+        found["measured"] = [sample.sampled for sample in samples[0]]
+        found["weights"] = worker._engine.logprobs(samples)[0]
+    worker._spec = plain
+    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     return found
 
 
@@ -131,8 +157,11 @@ def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatc
         policy_versions=tuple((min(versions), max(versions)) for versions in VERSIONS),
         finish_reasons=("stop", "stop"),
     )
-    planned = tuple(PlannedSample(group=0, row=row, advantage=advantage) for row, advantage in enumerate(ADVANTAGES))
-    minibatch = Minibatch(microbatches=(planned,), token_weight=1 / NUM_TOKENS)
+    planned = tuple(
+        PlannedSample(group=0, row=row, advantage=advantage, token_weight=1 / NUM_TOKENS)
+        for row, advantage in enumerate(ADVANTAGES)
+    )
+    minibatch = Minibatch(microbatches=(planned,), total_weight=1.0)
     return UpdatePlan(groups=(group,), minibatches=(minibatch,) * num_minibatches)
 
 
@@ -152,6 +181,30 @@ def test_a_stale_token_is_weighed_against_the_policy_that_sampled_it(found: dict
     report: UpdateReport = once["report"]
     assert report.loss_metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert report.loss_metrics["approx_kl"] == pytest.approx(3 / NUM_TOKENS * (np.exp(-0.5) - 1 + 0.5), abs=1e-5)
+
+
+def test_a_correction_weighs_tokens_against_the_engine_and_their_ratios_begin_at_one(found: dict[str, Any]) -> None:
+    found = found["corrected"]
+    loss, mean = 0.0, 0.0
+    for now, engine, advantage in zip(found["current"], found["engine"], ADVANTAGES, strict=True):
+        weights = np.minimum(np.exp(now - engine), 1.5)
+        mean += weights.sum() / NUM_TOKENS
+        loss -= (weights * advantage).sum() / NUM_TOKENS
+    report: UpdateReport = found["one"]
+    assert report.loss_metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert report.loss_metrics["correction_mean"] == pytest.approx(mean, abs=1e-6)
+    assert report.loss_metrics["cut_frac"] == pytest.approx(1 / NUM_TOKENS), "exp(0.5) is above 1.5"
+    assert report.loss_metrics["clip_frac"] == 0.0
+    assert report.loss_metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6), "stale tokens too begin at one"
+    meter = StepMeter()
+    add_update(meter, report)
+    record = merge([meter])
+    finish_update(record)
+    squares = report.loss_metrics["correction_squares"]
+    assert record["train/ess_frac"] == pytest.approx(mean**2 / squares) and "train/correction_squares" not in record
+    assert found["two"].loss_metrics["approx_kl"] > 0, "the second update is away from the start of the step"
+    for tokens, now in zip(found["measured"], found["weights"], strict=True):
+        assert np.array_equal(tokens.old_logprobs, now) and not tokens.is_current.any(), "also those of stale tokens"
 
 
 @pytest.mark.parametrize("name", ["once", "twice"])

@@ -1,0 +1,104 @@
+"""Tests of the section `algorithm`: each algorithm has the settings that it reads, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, TokenWeights
+from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.algorithm_section import AlgorithmSection
+from yatt_mm.config.run_config import Config, dump_config, load_config
+
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "configs" / "digits_cpu.yaml"
+
+
+def algorithm(*overrides: str, path: Path = DIGITS) -> AlgorithmSection:
+    return load_config(path, overrides).algorithm
+
+
+def test_what_there_was_before_there_were_names_means_what_it_meant() -> None:
+    bare = AlgorithmSection()
+    assert (bare.name, bare.normalize_std, bare.token_weights) == ("grpo", True, "token_mean")
+    assert (bare.clip_low, bare.clip_high, bare.min_reward_range, bare.entropy_coef) == (0.2, 0.2, 0.001, 0.0)
+    digits = algorithm("algorithm.normalize_std=false").settings()
+    assert (digits.normalize_std, digits.clip_low, digits.clip_high, digits.entropy_coef) == (False, 0.2, 0.28, 0.005)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_name_alone_fills_in_what_the_algorithm_reads_and_the_resolved_config_is_the_same_again(
+    name: str, tmp_path: Path
+) -> None:
+    config = load_config(DIGITS, [f"algorithm.name={name}"])
+    found = config.algorithm.model_dump()
+    for setting in ("normalize_std", "token_weights", "clip_low", "dual_clip"):
+        assert found[setting] == default_of(name, setting), setting
+    assert found["clip_high"] == 0.28, "the file's"
+    assert AlgorithmSection(name=name).clip_high == default_of(name, "clip_high")
+    (tmp_path / "resolved.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+    settings = config.algorithm.settings()
+    assert settings.name == name and settings.token_weights in get_args(TokenWeights)
+
+
+def test_a_setting_that_the_algorithm_does_not_read_is_refused_with_those_that_it_reads() -> None:
+    with pytest.raises(ConfigError) as caught:
+        algorithm("algorithm.name=dr_grpo", "algorithm.normalize_std=false")
+    assert str(caught.value) == (
+        "algorithm.normalize_std is False: dr_grpo does not read it; it reads clip_low, clip_high, dual_clip, "
+        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef, correction"
+    )
+    with pytest.raises(ConfigError, match=r"^algorithm\.dual_clip is 3: cispo does not read it; it reads normalize_"):
+        algorithm("algorithm.name=cispo", "algorithm.dual_clip=3")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^algorithm\.name is 'grpoo': there is no such algorithm; did you mean grpo\?"
+    ):
+        algorithm("algorithm.name=grpoo")
+    with pytest.raises(ConfigError, match=r"did you mean reinforce_plus_plus\? There are grpo, dr_grpo, "):
+        algorithm("algorithm.name=reinforce++")
+
+
+def test_every_setting_of_the_table_is_a_key_and_a_setting() -> None:
+    keys, settings = set(AlgorithmSection.model_fields), set(AlgorithmSettings.__slots__)
+    for name in ALGORITHMS:
+        assert set(settings_of(name)) <= keys & settings
+    assert {"name", *(setting for name in ALGORITHMS for setting in settings_of(name))} == keys == settings
+    documented = str(AlgorithmSection.model_fields["name"].description)
+    assert all(f"`{name}`" in documented for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*_cpu.yaml")), ids=lambda path: path.name)
+def test_the_configs_of_the_project_train_with_grpo(path: Path) -> None:
+    config: Config = load_config(path)
+    assert config.algorithm.settings() == AlgorithmSettings(
+        min_reward_range=0.001, clip_high=0.28, entropy_coef=config.algorithm.entropy_coef
+    )
+
+
+def test_a_correction_has_the_settings_of_its_kind_and_no_others(tmp_path: Path) -> None:
+    bare = algorithm("algorithm.correction.kind=icepop").settings().correction
+    assert bare == CorrectionSettings(kind="icepop", level="token", floor=0.5, cap=5.0)
+    config = load_config(DIGITS, ["algorithm.correction={kind: tis, level: sequence, worst_ratio: 100}"])
+    assert config.algorithm.settings().correction == CorrectionSettings(
+        kind="tis", level="sequence", cap=2.0, worst_ratio=100.0
+    )
+    (tmp_path / "resolved.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+    with pytest.raises(ConfigError) as caught:
+        algorithm("algorithm.correction={kind: tis, floor: 0.1}")
+    assert str(caught.value) == (
+        "algorithm.correction.floor is 0.1: the kind tis does not read it; it reads level, cap, worst_ratio"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^algorithm.correction.cap is 3: the kind none does not read it, and no other"
+    ):
+        algorithm("algorithm.correction.cap=3")
+    with pytest.raises(ConfigError, match=r"^algorithm.correction.kind is 'popcorn': wanted 'none', 'tis' or 'icepop'"):
+        algorithm("algorithm.correction.kind=popcorn")

@@ -1,0 +1,119 @@
+"""The section `algorithm`: which algorithm trains the policy, and its settings.
+
+`yatt_mm.algorithms.table` says which settings an algorithm reads, and their defaults. A setting that the chosen one
+does not read is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from yatt_mm.algorithms.correction import READS
+from yatt_mm.algorithms.settings import (
+    AlgorithmSettings,
+    CorrectionKind,
+    CorrectionLevel,
+    CorrectionSettings,
+    TokenWeights,
+)
+from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
+from yatt_mm.config.values import Section
+
+
+class CorrectionSection(Section):
+    kind: CorrectionKind = "none"
+    """Corrects for tokens whose probabilities differ between the engine that sampled them and the trainer: not
+    (`none`), by their ratio up to `cap` (`tis`, truncated importance sampling), or by leaving out those whose ratio is
+    not in floor..cap (`icepop`). Ratios of the algorithm then compare with the trainer's policy at the start of the
+    step, also for stale tokens."""
+    level: Annotated[CorrectionLevel | None, Field(validate_default=True)] = None
+    """What a ratio is of: a `token`, a whole response (`sequence`), or the `geometric` mean over a response; by default
+    a token."""
+    floor: Annotated[float | None, Field(ge=0, lt=1, validate_default=True)] = None
+    """The lowest ratio that counts; by default 0.5 for `icepop`."""
+    cap: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
+    """The highest ratio that counts; by default 2 for `tis` and 5 for `icepop`."""
+    worst_ratio: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
+    """A response is left out if the ratio of one of its tokens is above this, or below one divided by it; by default
+    `.inf`, which leaves none out."""
+
+    @field_validator("level", "floor", "cap", "worst_ratio")
+    @classmethod
+    def _fill(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the kind's default for a setting without a value, and refuse a value that it does not read."""
+        kind, setting = info.data.get("kind"), str(info.field_name)
+        if kind is None:  # it was refused
+            return value
+        if value is None:
+            return READS[kind].get(setting)
+        if setting not in READS[kind]:
+            reads = f"; it reads {', '.join(READS[kind])}" if READS[kind] else ", and no other setting"
+            raise ValueError(f"the kind {kind} does not read it{reads}")
+        return value
+
+    def settings(self) -> CorrectionSettings:
+        """Return the settings as training ranks read them."""
+        return CorrectionSettings(**{name: value for name, value in self.model_dump().items() if value is not None})
+
+
+class AlgorithmSection(Section):
+    name: str = "grpo"
+    """The algorithm: `grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_plus_plus`, `gspo` or `cispo`. docs/algorithms.md
+    says what each is made of. Settings without a default here have that of the algorithm; those that it does not read
+    are refused."""
+    normalize_std: Annotated[bool | None, Field(validate_default=True)] = None
+    """True divides advantages by the standard deviation of the group's rewards; False only centres them."""
+    min_reward_range: Annotated[float, Field(ge=0)] = 0.001
+    """The difference between the highest and the lowest reward of a group up to which they count as equal, so that the
+    noise of a judge that gives all responses the same score is not trained on."""
+    token_weights: Annotated[TokenWeights | None, Field(validate_default=True)] = None
+    """How sampled tokens are weighted: all tokens of an update equally (`token_mean`), all responses equally
+    (`sequence_mean`), or each token as one of `rollout.max_tokens` of its response (`constant`, Dr. GRPO)."""
+    overlong_filter: bool = False
+    """True does not train on responses that were cut at `rollout.max_tokens` (DAPO). They still count in the advantages
+    of the others."""
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0
+    """The tokens before `rollout.max_tokens` in which a response loses reward, the more the longer it is (DAPO); 0 for
+    none. Advantages alone see the loss, not the metrics of rewards."""
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """The reward that a response of `rollout.max_tokens` tokens loses, if there is a buffer."""
+    clip_low: Annotated[float | None, Field(gt=0, lt=1, validate_default=True)] = None
+    """The lower clip: the probability ratio counts down to 1 - clip_low."""
+    clip_high: Annotated[float | None, Field(gt=0, allow_inf_nan=True, validate_default=True)] = None
+    """The upper clip: the probability ratio counts up to 1 + clip_high; `.inf` sets no limit."""
+    dual_clip: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
+    """Where the advantage is negative, the probability ratio counts up to this (dual clip); `.inf` sets no limit."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of an entropy bonus in the loss."""
+    correction: CorrectionSection = CorrectionSection()
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            (near,) = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.0)
+            raise ValueError(f"there is no such algorithm; did you mean {near}? There are {', '.join(ALGORITHMS)}")
+        return name
+
+    @field_validator("normalize_std", "token_weights", "clip_low", "clip_high", "dual_clip")
+    @classmethod
+    def _fill(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the algorithm's default for a setting without a value, and refuse a value that it does not read."""
+        name, setting = info.data.get("name"), str(info.field_name)
+        if name is None:  # it was refused
+            return value
+        if value is None:
+            return default_of(name, setting)
+        if setting not in settings_of(name):
+            raise ValueError(f"{name} does not read it; it reads {', '.join(settings_of(name))}")
+        return value
+
+    def settings(self) -> AlgorithmSettings:
+        """Return the settings as controllers and training ranks read them."""
+        given = {field.name: getattr(self, field.name) for field in fields(AlgorithmSettings)}
+        given["correction"] = self.correction.settings()
+        return AlgorithmSettings(**{name: value for name, value in given.items() if value is not None})
