@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from dataplane.core.refs import Ref
@@ -51,13 +52,21 @@ class Rendezvous:
     """
 
     def __init__(
-        self, *, num_controllers: int, deadline_s: float, batches: StepBatches | None, journal_bytes: int = 0
+        self,
+        *,
+        num_controllers: int,
+        deadline_s: float,
+        batches: StepBatches | None,
+        begun: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+        journal_bytes: int = 0,
     ) -> None:
-        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps. `journal_bytes`: see
+        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps. `begun`: [step] the
+        state of the prompts of steps whose groups, or some of them, are there already. `journal_bytes`: see
         `Journal`."""
         self._num = num_controllers
         self._deadline_s = deadline_s
         self._given_batches = batches
+        self._begun = begun
         self._journal = Journal(num_controllers=num_controllers, max_bytes=journal_bytes)
         self._restart_count = 0
         self._rooms: dict[int, Meeting] = {}
@@ -224,7 +233,7 @@ class Rendezvous:
         self._is_full.clear()
         self._journal.drop_incomplete()
         if self._given_batches is not None and self._step > step and not self._journal.covers(self._step, self._step):
-            self._given_batches = self._given_batches.back_at(self._before_step)
+            self._given_batches = self._given_batches.back_at(self._begun.get(self._step, self._before_step))
 
     async def sampling_state(self, step: int) -> dict[str, Any]:
         """Return for a checkpoint the state of the prompts after `step`: the present step, or the step before it, where
@@ -292,7 +301,10 @@ class Rendezvous:
             raise PhaseAbortedError(str(self._aborted))
         if key.step > self._step:
             self._step = key.step
-            self._before_step = self._given_batches.state() if self._given_batches is not None else {}
+            if self._given_batches is not None:
+                self._before_step = self._given_batches.state()
+                if key.step in self._begun:
+                    self._given_batches = self._given_batches.back_at(self._begun[key.step])
         self._progress = replace(self._progress, at_step=key.step, phase=key.phase)
         room.values[controller] = value
         if key.may_stop and self._is_stopping.is_set() and room.result is None:

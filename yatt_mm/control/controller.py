@@ -19,10 +19,11 @@ from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.begun_step import BegunStepSaver
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
-from yatt_mm.control.kept_rollouts import KeptRollouts
+from yatt_mm.control.kept_rollouts import KeptRollouts, bare
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.step_records import StepRecords
@@ -74,9 +75,13 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
-        self._kept = KeptRollouts(team.keeper, self._client, config, restart_count=team.restart_count)
+        keeper = team.keeper if config.rollouts.keep != "none" else None
+        self._kept = KeptRollouts(keeper, self._client, config, restart_count=team.restart_count)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
         self._records = StepRecords(self._rendezvous, self._kept, is_restart=team.restart_count > 0)
+        self._begun = BegunStepSaver(
+            config, team, start, self._prompts, self._rendezvous, self._meter, controller=index
+        )
         self._updates = Updates(config, team, self._rendezvous, self._workers, self._meter)
         self._skipped = SkippedSteps(config, config.skipped_dir.absolute(), self._rendezvous, controller=index)
         self._has_wrong_rewards = False
@@ -118,6 +123,8 @@ class Controller:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
         if not self.is_begun:
             self.begin()
+            if self.config.checkpoint.at == "phase":
+                self.checkpoint()  # what is saved inside the first steps needs one before it
         elif self._team.restart_count and self._start.ranks_at <= self.step:
             self._save_what_is_due()  # a fault may have come before it was saved, and no later update
         while self.step < self.config.train.steps:
@@ -169,6 +176,10 @@ class Controller:
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
         if (share := self._records.take(self.step)) is not None:
+            self._rendezvous.may_stop = False  # the ranks may have been trained on them
+            return self._generated_before(share)
+        if (share := self._begun.take(self.step)) is not None:
+            self._records.put(self.step, share)
             return self._generated_before(share)
         filled = self._filler.fill()
         least = self.config.algorithm.min_reward_range
@@ -178,7 +189,14 @@ class Controller:
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
-        self._records.put(self.step, filled.kept, self._meter, has_wrong_rewards=self._has_wrong_rewards)
+        share = StepShare(
+            groups=tuple(map(bare, filled.kept)),
+            has_wrong_rewards=self._has_wrong_rewards,
+            meter=self._meter.copy(),
+        )
+        if self.config.checkpoint.at == "phase":
+            self._begun.save(self.step, share)
+        self._records.put(self.step, share)
         return filled.kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
@@ -258,8 +276,7 @@ class Controller:
         self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
 
     def _generated_before(self, share: StepShare) -> list[ScoredGroup]:
-        """Return the groups of a step that a fault broke off after they were generated."""
-        self._rendezvous.may_stop = False  # the ranks may have been trained on them
+        """Return the groups of a step that was broken off after they were generated."""
         self._meter.begin_with(share.meter)
         self._has_wrong_rewards = share.has_wrong_rewards
         self._kept.keep_again(share.groups, step=self.step, all_groups=share.has_wrong_rewards)

@@ -36,6 +36,28 @@ def test_a_gather_gives_every_controller_all_values_in_controller_order() -> Non
     assert asyncio.run(run()) == [[0, 10, 20]] * 3
 
 
+def test_a_step_that_was_begun_goes_on_from_its_prompts_and_a_checkpoint_of_the_step_before_from_its_own() -> None:
+    async def run() -> None:
+        batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), order_of(100, seed=0))
+        before = batches.state()
+        batches.open(1)
+        begun = batches.state()
+        batches = batches.back_at(before)
+        meeting = Rendezvous(num_controllers=1, deadline_s=5.0, batches=batches, begun={2: begun})
+        await meeting.gather(key(step=1), 0, None)
+        assert [slot.position for slot in await meeting.peek(1)] == [0]
+        await meeting.gather(key(step=2), 0, None)
+        assert [slot.position for slot in await meeting.peek(1)] == [6], "its prompts are drawn already"
+        assert await meeting.sampling_state(1) == before
+        assert (await meeting.sampling_state(2))["order"] == begun["order"]
+        assert [slot.position for slot in await meeting.open_stream(key(step=2, sequence=1), 0)] == [*range(6)]
+        await meeting.restart(1, 1)
+        slots = await meeting.open_stream(key(step=2, restart_count=1), 0)
+        assert [slot.position for slot in slots] == [*range(6)], "also after a fault"
+
+    asyncio.run(run())
+
+
 def test_a_set_of_which_no_sample_can_be_used_is_told_with_the_commonest_reason() -> None:
     async def run() -> None:
         batches = StepBatches(SamplingRule(num_groups=2, max_prompts=20), order_of(3, seed=0))

@@ -1,0 +1,115 @@
+"""One controller's part in saving what there is of a step before it is trained on, and in going on with that.
+
+Consumes: finished groups. Produces: files that the keeper writes, and at another start the same groups.
+Waits for: the keeper and the other controllers, with deadlines. No token passes through it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from yatt_mm.batching.journal import StepShare
+from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.common.errors import DataError
+from yatt_mm.common.ray_calls import wait_all
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.group_work import GroupWork
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.protocol.control import RunStart, Team
+from yatt_mm.protocol.saved_groups import SavedShare, together
+from yatt_mm.protocol.step_meter import StepMeter
+
+
+class BegunStepSaver:
+    """Saves begun steps. Every controller calls its methods at the same moments."""
+
+    def __init__(
+        self,
+        config: Config,
+        team: Team,
+        start: RunStart,
+        prompts: PromptSource,
+        rendezvous: RendezvousClient,
+        meter: StepMeter,
+        *,
+        controller: int,
+    ) -> None:
+        self._config = config
+        self._team = team
+        self._begun = start.begun
+        self._prompts = prompts
+        self._rendezvous = rendezvous
+        self._meter = meter
+        self._controller = controller
+
+    def has_whole(self, step: int) -> bool:
+        """Return True if the groups of a step were all there when the run was started."""
+        return step in self._begun and self._begun[step].is_whole
+
+    def save(self, step: int, share: StepShare) -> None:
+        """Save the groups of a step before it is trained on. They are on the disk when this returns.
+
+        Raises:
+            DiskError: they could not be written; the message names the file.
+            WorkerError: the keeper or another controller failed or was late.
+        """
+        with self._meter.timed("time/checkpoint_s"):
+            mine = SavedShare(
+                groups=tuple(GroupWork.of(group).saved() for group in share.groups),
+                has_wrong_rewards=share.has_wrong_rewards,
+                meter=share.meter,
+            )
+            self._write(step, mine, is_whole=True)
+
+    def take(self, step: int) -> StepShare | None:
+        """Return this controller's share of the groups of a step that were all there when the run was started; None
+        for other steps. Their records are at the data plane again.
+
+        Raises:
+            DataError: the sample of a group cannot be used any more.
+            WorkerError: the keeper or another controller failed or was late.
+        """
+        if not self.has_whole(step):
+            return None
+        self._rendezvous.gather(None)  # so that the rendezvous is at this step
+        saved = self._put_back(step)
+        groups = tuple(work.scored() for work in self._works(step, saved))
+        return StepShare(groups=groups, has_wrong_rewards=saved.has_wrong_rewards, meter=saved.meter)
+
+    def _write(self, step: int, share: SavedShare, *, is_whole: bool) -> None:
+        begun = self._team.checkpoints.begun
+        path = begun.begin(step) / f"groups-{self._controller}.arrow"
+        self._ask("saving responses", self._team.keeper.save_groups.remote(path, share))
+        self._rendezvous.gather(None)
+        if self._controller == 0:
+            sampling = self._rendezvous.sampling_state()
+            begun.commit(step, is_whole=is_whole, sampling=sampling, config=self._config.model_dump(mode="json"))
+        self._rendezvous.gather(None)
+
+    def _put_back(self, step: int) -> SavedShare:
+        """Store the records of this controller's files at the data plane, and return the groups."""
+        files = self._begun[step].files(self._controller, self._config.controllers.num)
+        names = [f"rollout/{self._team.run_id}/begun {step} ({self._team.restart_count})" for _ in files]
+        return together([self._put_back_one(path, name) for path, name in zip(files, names)])
+
+    def _put_back_one(self, path: Path, name: str) -> SavedShare:
+        share: SavedShare = self._ask("reading responses", self._team.keeper.put_back.remote(path, name))
+        return share
+
+    def _works(self, step: int, saved: SavedShare) -> list[GroupWork]:
+        """Return the groups with their prompts, in the order of the run."""
+        groups = sorted(saved.groups, key=lambda group: group.slot.position)
+        prompts, notices = self._prompts.load([group.slot for group in groups])
+        if notices:
+            first = notices[0]
+            who = f"sample {first['key'] or '(none)'} in {first['shard']}"
+            raise DataError(
+                f"{who} cannot be used any more ({first['reason']}), and there are responses to it: "
+                f"put the files of data.train back, or remove {self._begun[step].folder} to sample them anew"
+            )
+        return [GroupWork.resumed(prompt, group) for prompt, group in zip(prompts, groups)]
+
+    def _ask(self, what: str, call: Any) -> Any:
+        (result,) = wait_all([("the keeper", call)], what=what, deadline_s=self._config.faults.save_deadline_s)
+        return result
