@@ -234,11 +234,16 @@ class Rendezvous:
         self._journal.drop_incomplete()
         if self._given_batches is not None and self._step > step and not self._journal.covers(self._step, self._step):
             self._given_batches = self._given_batches.back_at(self._begun.get(self._step, self._before_step))
+            self._given_batches.begin_step()
 
     async def sampling_state(self, step: int) -> dict[str, Any]:
         """Return for a checkpoint the state of the prompts after `step`: the present step, or the step before it, where
         the present one is given up."""
         return self._batches.state() if step == self._step else self._before_step
+
+    async def begun_state(self) -> dict[str, Any]:
+        """Return the state of the prompts from which the present step goes on, if it is given up now."""
+        return self._batches.begun_state()
 
     async def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
         """Hand the record of a step to the launcher. The step is finished then: a restart goes on after it."""
@@ -305,6 +310,7 @@ class Rendezvous:
                 self._before_step = self._given_batches.state()
                 if key.step in self._begun:
                     self._given_batches = self._given_batches.back_at(self._begun[key.step])
+                self._given_batches.begin_step()
         self._progress = replace(self._progress, at_step=key.step, phase=key.phase)
         room.values[controller] = value
         if key.may_stop and self._is_stopping.is_set() and room.result is None:

@@ -93,6 +93,10 @@ class RendezvousClient:
         """Return the state of the prompts after `step`, for a checkpoint."""
         return self._ask(Rendezvous.sampling_state, self.step)
 
+    def begun_state(self) -> dict[str, Any]:
+        """Return the state of the prompts from which the step that was given up goes on."""
+        return self._ask(Rendezvous.begun_state)
+
     def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""
         return self._ask(Rendezvous.why_left_out)

@@ -1,11 +1,12 @@
 """One controller's part in saving what there is of a step before it is trained on, and in going on with that.
 
-Consumes: finished groups. Produces: files that the keeper writes, and at another start the same groups.
+Consumes: groups, finished or cut off. Produces: files that the keeper writes, and at another start the same groups.
 Waits for: the keeper and the other controllers, with deadlines. No token passes through it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class BegunStepSaver:
                 has_wrong_rewards=share.has_wrong_rewards,
                 meter=share.meter,
             )
-            self._write(step, mine, is_whole=True)
+            self._write(step, mine, is_whole=True, sampling=self._rendezvous.sampling_state)
 
     def take(self, step: int) -> StepShare | None:
         """Return this controller's share of the groups of a step that were all there when the run was started; None
@@ -77,14 +78,44 @@ class BegunStepSaver:
         groups = tuple(work.scored() for work in self._works(step, saved))
         return StepShare(groups=groups, has_wrong_rewards=saved.has_wrong_rewards, meter=saved.meter)
 
-    def _write(self, step: int, share: SavedShare, *, is_whole: bool) -> None:
+    def save_part(
+        self, step: int, works: Sequence[GroupWork], meter: StepMeter, sampling: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Save the groups of a step that have a record, finished or cut off, so that the step goes on with them. Does
+        nothing if there are none, or all of them are saved already. `meter`: the metrics of the step until then.
+        `sampling`: returns the state of the prompts, in which those of the groups are carried over.
+
+        Raises:
+            DiskError: they could not be written; the message names the file.
+            WorkerError: the keeper or another controller failed or was late.
+        """
+        with self._meter.timed("time/checkpoint_s"):
+            is_whole = self._rendezvous.gather(self._team.checkpoints.begun.is_whole(step))[0]
+            if not is_whole and any(self._rendezvous.gather(len(works))):
+                mine = SavedShare(groups=tuple(work.saved() for work in works), meter=meter)
+                self._write(step, mine, is_whole=False, sampling=sampling)
+
+    def take_part(self, step: int) -> tuple[list[GroupWork], StepMeter]:
+        """Return (this controller's groups of a step that was begun before the run was started, in order; the metrics
+        of the step until then). Their records are at the data plane again.
+
+        Raises:
+            DataError: the sample of a group cannot be used any more.
+            WorkerError: the keeper or another controller failed or was late.
+        """
+        if step not in self._begun:
+            return [], StepMeter()
+        self._rendezvous.gather(None)  # so that the rendezvous is at this step
+        saved = self._put_back(step)
+        return self._works(step, saved), saved.meter
+
+    def _write(self, step: int, share: SavedShare, *, is_whole: bool, sampling: Callable[[], dict[str, Any]]) -> None:
         begun = self._team.checkpoints.begun
         path = begun.begin(step) / f"groups-{self._controller}.arrow"
         self._ask("saving responses", self._team.keeper.save_groups.remote(path, share))
         self._rendezvous.gather(None)
         if self._controller == 0:
-            sampling = self._rendezvous.sampling_state()
-            begun.commit(step, is_whole=is_whole, sampling=sampling, config=self._config.model_dump(mode="json"))
+            begun.commit(step, is_whole=is_whole, sampling=sampling(), config=self._config.model_dump(mode="json"))
         self._rendezvous.gather(None)
 
     def _put_back(self, step: int) -> SavedShare:

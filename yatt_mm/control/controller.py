@@ -84,6 +84,8 @@ class Controller:
         )
         self._updates = Updates(config, team, self._rendezvous, self._workers, self._meter)
         self._skipped = SkippedSteps(config, config.skipped_dir.absolute(), self._rendezvous, controller=index)
+        self._of_filling: StepMeter | None = None
+        """The metrics of the filling of the present step; None before its batch is full."""
         self._has_wrong_rewards = False
         """True if a reward of the present step is out of its range."""
         self._evaluation = Evaluation(
@@ -181,7 +183,11 @@ class Controller:
         if (share := self._begun.take(self.step)) is not None:
             self._records.put(self.step, share)
             return self._generated_before(share)
+        works, so_far = self._begun.take_part(self.step)
+        self._meter.add(so_far)
+        self._filler.go_on_with(works)
         filled = self._filler.fill()
+        self._of_filling = self._meter.copy()
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)
@@ -205,6 +211,8 @@ class Controller:
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train the policy on the ranks of this controller's replicas."""
+        self._filler.forget_begun()
+        self._of_filling = None
         if self._has_wrong_rewards:
             why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
             self._meter.add_max("train/num_skipped", self.config.train.num_minibatches)
@@ -226,11 +234,15 @@ class Controller:
     def checkpoint(self) -> None:
         """Save the run, so that it can continue from exactly here."""
         self._saver.save(self.step)
+        if self.config.sampling.tail == "continue":
+            self._begun.save_part(self.step + 1, self._filler.begun(), StepMeter(), self._rendezvous.sampling_state)
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self._finish_save()
 
     def give_up_step(self) -> int:
-        """Save the run as it was before the present step, unless that is saved already, and return the step before."""
+        """Save the run as it was before the present step, unless that is saved already, and the groups of the step that
+        are there. Return the step before."""
+        begun, so_far = self._filler.begun(), (self._of_filling or self._meter).copy()
         self.step -= 1
         self._workers.step = self.step
         self._rendezvous.give_up_step()
@@ -238,6 +250,7 @@ class Controller:
         if not self._saver.has_saved(self.step):
             self._saver.save(self.step)
             self._saver.finish()
+        self._begun.save_part(self.step + 1, begun, so_far, self._rendezvous.begun_state)
         return self.step
 
     def export(self) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from yatt_mm.protocol.control import HELD_OUT, TRAIN, Prompt, ScoredGroup
-from yatt_mm.protocol.faults import Failures
+from yatt_mm.protocol.faults import FUNCTION, Failures
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.saved_groups import SavedGroup
@@ -32,6 +32,11 @@ class GroupWork:
     def is_answered(self) -> bool:
         """True when no response was cut off."""
         return self.group is not None and "abort" not in self.group.finish_reasons
+
+    @property
+    def is_judged(self) -> bool:
+        """True when judges have scored the responses."""
+        return any(scores.source != FUNCTION for scores in self.scores)
 
     @classmethod
     def of(cls, group: ScoredGroup) -> GroupWork:

@@ -3,7 +3,7 @@
 Consumes: prompts as the rendezvous deals them out.
 Produces: this controller's groups of the batch.
 Waits for: its own calls, and the news that the batch is full. When the batch is full, groups in flight are cut off, and
-dropped or carried over into the next step.
+dropped or carried over into the next step. They are cut off too when the stream is cancelled, because the run stops.
 """
 
 from __future__ import annotations
@@ -79,17 +79,32 @@ class Streaming:
             WorkerError: a worker or another controller failed or was late.
         """
         self._begin(slots)
-        outcome = self._outcome = await self._until_full()
+        try:
+            outcome = self._outcome = await self._until_full()
+        except asyncio.CancelledError:
+            await self._cut_off()
+            raise
+        await self._cut_off()
+        return in_order(self._keep(outcome)), outcome
+
+    @property
+    def works(self) -> list[GroupWork]:
+        """All groups that the stream has begun or continued."""
+        return list(self._works.values())
+
+    async def _cut_off(self) -> None:
+        """End the groups in flight. They have the tokens that their engines return."""
         for way in self._ways:
             way.cancel()
         await asyncio.gather(*self._ways, return_exceptions=True)
-        return in_order(self._keep(outcome)), outcome
 
     async def _follow(self, work: GroupWork) -> None:
-        """Take one group through all stages: sample, score, judge. Cancelled when the batch is full."""
+        """Take one group through all stages that it has not passed: sample, score, judge. Cancelled when the batch is
+        full."""
         await self._rollout.sample(work)
-        await self._rewards.score(work)
-        if self._judges is not None:
+        if not work.rewards:
+            await self._rewards.score(work)
+        if self._judges is not None and not work.is_judged:
             await self._judges.judge(work)
         self.landed.append(work.scored())
         least = self._context.config.algorithm.min_reward_range
@@ -133,7 +148,7 @@ class Streaming:
                 self.dropped.append(work.group.ref)
                 work.group = None
             if position in carried:
-                work.rewards = []
+                work.rewards, work.scores = [], []
                 self._carried[position] = work
         return [work for position, work in self._works.items() if position in kept]
 

@@ -19,6 +19,7 @@ from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import DataError
 from yatt_mm.control import begun_step
 from yatt_mm.control.begun_step import BegunStepSaver
+from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.protocol.control import Slot
 from yatt_mm.protocol.saved_groups import SavedShare
 from yatt_mm.protocol.step_meter import StepMeter
@@ -127,6 +128,28 @@ def test_a_sample_that_cannot_be_used_any_more_is_named(tmp_path: Path) -> None:
     after.prompts.gone = 1
     with pytest.raises(DataError, match=r"sample 1 in train-0.tar cannot be used any more \(torn\).*begun_000001"):
         after.savers[0].take(1)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_step_that_was_cut_off_goes_on_with_what_its_groups_had(tmp_path: Path) -> None:
+    keeper = Keeper()
+    begun = GroupWork.of(scored(1))
+    cut = GroupWork(prompt=begun.prompt, group=replace(scored(0).group, finish_reasons=("stop", "abort")), num_parts=3)
+    cut.prompt = scored(0).prompt
+    run, meter = Run(tmp_path, keeper), StepMeter(sums={"genrm/num_judged": 2.0})
+    run.savers[0].save_part(1, [], meter, dict)
+    assert run.checkpoints.begun.steps() == [], "there is nothing"
+    run.savers[0].save_part(1, [cut, begun], meter, lambda: {"order": 8})
+    assert not run.checkpoints.begun.is_whole(1)
+    after = Run(tmp_path, keeper, goes_on=True)
+    assert after.savers[0].take(1) is None, "it is not whole"
+    (first, second), so_far = after.savers[0].take_part(1)
+    assert (first.is_answered, first.num_parts, first.rewards) == (False, 3, [])
+    assert second.scored().rewards == scored(1).rewards and so_far == meter
+    assert after.savers[0].take_part(2) == ([], StepMeter())
+    after.savers[0].save(1, share_of(0, 1))
+    after.savers[0].save_part(1, [cut], meter, dict)
+    assert after.checkpoints.begun.is_whole(1), "a part does not take the place of the whole"
 
 
 @pytest.mark.usefixtures("at_once")

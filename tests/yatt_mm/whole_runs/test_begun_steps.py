@@ -1,13 +1,22 @@
-"""Tests that a run whose machine is lost in a step goes on with the responses that were there."""
+"""Tests that a run that is lost, or told to stop, in a step goes on with the responses that were there."""
 
 from __future__ import annotations
 
+import json
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.conftest import Digits
 from tests.yatt_mm.whole_runs.kills import Kill
+from yatt_mm.keeper.table import read_rows, table_path
+from yatt_mm.protocol import group_record
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -49,3 +58,59 @@ def test_a_run_that_is_lost_in_an_update_goes_on_with_the_responses_that_it_had(
     assert not again, "what was there is neither sampled nor judged again"
     assert runs.curve(digits.folder, "lost") == runs.curve(digits.folder, "not_lost"), resumed.output
     assert [path.name for path in checkpoints.iterdir()] == ["step_000004"]
+
+
+NUM_PROMPTS = 96
+LONG = (
+    "rollout.deterministic=false",
+    "sampling.replace_groups=false",
+    "reward.function=tests.yatt_mm.any_reward:even_length",
+    "rollouts.keep=all",
+    "train.steps=2",
+    f"train.prompts_per_step={NUM_PROMPTS}",
+    "train.num_minibatches=2",
+    "rollout.max_tokens=16",
+    "rollout.max_groups_per_engine=1",
+)
+"""What makes the sampling of a step so long that a signal comes in the middle of it."""
+
+
+def saved_groups(folder: Path) -> dict[int, tuple[list[list[int]], bool]]:
+    """Return [position] the tokens of each response of a begun step, and True if the group is finished."""
+    found = {}
+    for path in folder.glob("groups-*.arrow"):
+        with pa.ipc.open_file(path) as file:
+            for row in file.read_all().to_pylist():
+                record = group_record.decode(np.frombuffer(row["record"], np.uint8))
+                is_finished = all(sample.finish_reason != "abort" for sample in record.samples)
+                tokens = [sample.token_ids.tolist() for sample in record.samples]
+                found[json.loads(row["group"])["slot"]["position"]] = (tokens, is_finished)
+    return found
+
+
+def responses(digits: Digits, name: str, step: int) -> dict[int, list[list[int]]]:
+    """Return [position] the tokens of each response that a step was trained on."""
+    found: dict[int, list[list[int]]] = defaultdict(list)
+    for row in read_rows(table_path(digits.run(name), step)):
+        if row["split"] == "train" and row["advantage"] is not None:
+            found[row["position"]].append(row["token_ids"])
+    return found
+
+
+def test_a_run_that_is_told_to_stop_while_it_samples_goes_on_with_the_responses_that_it_had(digits: Digits) -> None:
+    told = Kill(role="launcher", step=2, phase="rollout", after_s=0.5, signal=signal.SIGTERM)
+    stopped, done = kills.run(digits.arguments("sampled", *LONG), [told])
+    assert done == [told] and stopped.status == 75 and stopped.left_behind == [], stopped.output
+    checkpoints = digits.run("sampled") / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["begun_000002", "step_000001"]
+    saved = saved_groups(checkpoints / "begun_000002")
+    num_finished = sum(is_finished for _, is_finished in saved.values())
+    assert 0 < num_finished < NUM_PROMPTS, "the signal came while it sampled"
+    resumed = runs.run(digits.arguments("sampled", *LONG, "controllers.num=1", "--resume"))
+    assert resumed.status == 0 and resumed.left_behind == [], resumed.output
+    assert [record["step"] for record in runs.metrics(digits.folder, "sampled")] == [0, 1, 2]
+    trained = responses(digits, "sampled", 2)
+    assert sorted(trained) == [*range(NUM_PROMPTS, 2 * NUM_PROMPTS)], "no prompt is left out or comes twice"
+    for position, (tokens, is_finished) in saved.items():
+        for before, after in zip(tokens, trained[position], strict=True):
+            assert before == after if is_finished else before == after[: len(before)]
