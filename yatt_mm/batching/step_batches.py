@@ -66,6 +66,8 @@ class StepBatches:
         carried over."""
         self._of_step: dict[int, tuple[Slot, int | None]] = {}
         """[position] all prompts that streams of the present step have dealt, but those that cannot be used."""
+        self.dropped: frozenset[int] = frozenset()
+        """The positions of the groups whose records nothing needs, now that the last stream or round is full."""
 
     def begin_step(self) -> None:
         """Note that a step begins. It has the prompts that were carried over."""
@@ -105,6 +107,7 @@ class StepBatches:
         if not self._step.is_done:
             return RoundOutcome(is_full=False)
         outcome, carried = self._outcome_of(self._step), tuple(sorted(self._dealt))
+        self.dropped = frozenset(self._of_step.keys() - {*outcome.kept, *carried})
         num_prompts_used, self._step = self._step.num_used + len(carried), None
         return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
 
@@ -168,6 +171,8 @@ class StepBatches:
         if self._in_turns:
             self._round = {position: self._dealt[position][0] for position in outcome.kept}
             self._open_step().spend(outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried))
+        with_record = () if self._rule.tail is Tail.RESTART else outcome.carried
+        self.dropped = frozenset(self._dealt.keys() - {*outcome.kept, *with_record})
         self._dealt = {position: self._dealt[position] for position in outcome.carried}
         return outcome
 

@@ -6,7 +6,7 @@ Waits for: the keeper and the other controllers, with deadlines. No token passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.protocol.control import RunStart, Team
-from yatt_mm.protocol.saved_groups import SavedShare, together
+from yatt_mm.protocol.saved_groups import SavedGroup, SavedShare, together
 from yatt_mm.protocol.step_meter import StepMeter
 
 
@@ -43,6 +43,8 @@ class BegunStepSaver:
         self._rendezvous = rendezvous
         self._meter = meter
         self._controller = controller
+        self._is_restart = team.restart_count > 0
+        """True until the first step after a fault."""
 
     def has_whole(self, step: int) -> bool:
         """Return True if the groups of a step were all there when the run was started."""
@@ -75,7 +77,7 @@ class BegunStepSaver:
             return None
         self._rendezvous.gather(None)  # so that the rendezvous is at this step
         saved = self._put_back(step)
-        groups = tuple(work.scored() for work in self._works(step, saved))
+        groups = tuple(work.scored() for work in self._works(saved.groups))
         return StepShare(groups=groups, has_wrong_rewards=saved.has_wrong_rewards, meter=saved.meter)
 
     def save_part(
@@ -96,18 +98,22 @@ class BegunStepSaver:
                 self._write(step, mine, is_whole=False, sampling=sampling)
 
     def take_part(self, step: int) -> tuple[list[GroupWork], StepMeter]:
-        """Return (this controller's groups of a step that was begun before the run was started, in order; the metrics
-        of the step until then). Their records are at the data plane again.
+        """Return (this controller's groups of a step that was begun before the run was started, or before a fault, in
+        order; the metrics of the step until the start). Their records are at the data plane.
 
         Raises:
             DataError: the sample of a group cannot be used any more.
             WorkerError: the keeper or another controller failed or was late.
         """
-        if step not in self._begun:
+        is_restart, self._is_restart = self._is_restart, False
+        if step not in self._begun and not is_restart:
             return [], StepMeter()
         self._rendezvous.gather(None)  # so that the rendezvous is at this step
-        saved = self._put_back(step)
-        return self._works(step, saved), saved.meter
+        saved = self._put_back(step) if step in self._begun else SavedShare(groups=(), meter=StepMeter())
+        groups = {group.slot.position: group for group in saved.groups}
+        if is_restart:
+            groups |= {group.slot.position: group for group in self._rendezvous.landed_groups()}
+        return self._works(groups.values()), saved.meter
 
     def _write(self, step: int, share: SavedShare, *, is_whole: bool, sampling: Callable[[], dict[str, Any]]) -> None:
         begun = self._team.checkpoints.begun
@@ -128,16 +134,16 @@ class BegunStepSaver:
         share: SavedShare = self._ask("reading responses", self._team.keeper.put_back.remote(path, name))
         return share
 
-    def _works(self, step: int, saved: SavedShare) -> list[GroupWork]:
+    def _works(self, saved: Iterable[SavedGroup]) -> list[GroupWork]:
         """Return the groups with their prompts, in the order of the run."""
-        groups = sorted(saved.groups, key=lambda group: group.slot.position)
+        groups = sorted(saved, key=lambda group: group.slot.position)
         prompts, notices = self._prompts.load([group.slot for group in groups])
         if notices:
             first = notices[0]
             who = f"sample {first['key'] or '(none)'} in {first['shard']}"
             raise DataError(
-                f"{who} cannot be used any more ({first['reason']}), and there are responses to it: "
-                f"put the files of data.train back, or remove {self._begun[step].folder} to sample them anew"
+                f"{who} cannot be used any more ({first['reason']}), and there are responses to it: put the files of "
+                f"data.train back, or remove {self._team.checkpoints.begun.root}/begun_* to sample them anew"
             )
         return [GroupWork.resumed(prompt, group) for prompt, group in zip(prompts, groups)]
 

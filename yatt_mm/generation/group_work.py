@@ -66,7 +66,7 @@ class GroupWork:
         assert self.group is not None
         return SavedGroup(
             slot=self.prompt.slot,
-            group=self.group,
+            group=replace(self.group, media=()),
             num_parts=self.num_parts,
             rewards=tuple(self.rewards),
             scores=tuple(self.scores),

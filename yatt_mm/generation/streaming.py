@@ -24,6 +24,7 @@ from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.saved_groups import SavedGroup
 from yatt_mm.protocol.step_meter import StepMeter
 
 LoadPrompts = Callable[[Sequence[Slot]], tuple[list[Prompt], list[dict[str, Any]]]]
@@ -69,7 +70,9 @@ class Streaming:
             num_samples=context.config.rollout.group_size,
             chunk_size=1 if waits_for_single_groups else CHUNK_SIZE,
         )
-        self._news: TickBatch[None, tuple[int, bool | None], None] = TickBatch(context.calls, self._tell)
+        self._news: TickBatch[None, tuple[int, bool | None, SavedGroup | None], None] = TickBatch(
+            context.calls, self._tell
+        )
 
     async def run(self, slots: Sequence[Slot]) -> tuple[list[GroupWork], RoundOutcome]:
         """Run the stream from this controller's first prompts to the full batch. Return (kept groups in the run's
@@ -108,7 +111,7 @@ class Streaming:
             await self._judges.judge(work)
         self.landed.append(work.scored())
         least = self._context.config.algorithm.min_reward_range
-        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards, min_range=least)))
+        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards, min_range=least), work.saved()))
 
     def _begin(self, slots: Sequence[Slot]) -> None:
         """Begin the groups of these prompts, or continue them."""
@@ -120,12 +123,13 @@ class Streaming:
             self._works[work.prompt.slot.position] = work
             self._ways.append(self._context.calls.start(self._follow(work)))
         for notice in notices:
-            self._news.add(None, (notice["position"], None))
+            self._news.add(None, (notice["position"], None, None))
 
-    async def _tell(self, _: None, news: list[tuple[int, bool | None]]) -> list[None]:
+    async def _tell(self, _: None, news: list[tuple[int, bool | None, SavedGroup | None]]) -> list[None]:
         """Tell the rendezvous of finished groups, and begin with the prompts that it gives for them."""
         what = f"landing {len(news)} prompts"
-        call = self._context.rendezvous.land(news)
+        groups = [group for *_, group in news if group is not None]
+        call = self._context.rendezvous.land([(position, signal) for position, signal, _ in news], groups)
         slots = await self._context.calls.reply(call, name="the rendezvous", what=what)
         if slots and self._outcome is None:
             self._begin(slots)

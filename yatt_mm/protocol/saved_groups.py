@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataplane.core.refs import Ref
@@ -48,7 +48,7 @@ class SavedShare:
 
 def group_to_json(saved: SavedGroup) -> str:
     """Return a group as text, without where its record is."""
-    whole = asdict(replace(saved, group=replace(saved.group, media=())))
+    whole = asdict(saved)
     del whole["group"]["ref"], whole["group"]["media"]
     return json.dumps(whole)
 

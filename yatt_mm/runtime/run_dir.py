@@ -108,7 +108,8 @@ def prepare(
             (folder / BEST_DIR).rename(aside)
             why = "of a later step" if is_later else f"the best by {metric}, which is not eval.keep_best any more"
             console.print(f"the best model so far is {why}, and was moved to {aside}", soft_wrap=True)
-        aside_checkpoints = checkpoints.set_aside_after(step, but=begun)
+        is_own = checkpoint.absolute().parent == checkpoints.root.absolute()
+        aside_checkpoints = checkpoints.set_aside_after(step, but=begun if is_own else ())
         if aside_checkpoints is not None:
             console.print(f"what was saved after step {step} was moved to {aside_checkpoints}", soft_wrap=True)
     with writing(folder / CONFIG_FILE):

@@ -21,7 +21,7 @@ from yatt_mm.control import begun_step
 from yatt_mm.control.begun_step import BegunStepSaver
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.protocol.control import Slot
-from yatt_mm.protocol.saved_groups import SavedShare
+from yatt_mm.protocol.saved_groups import SavedGroup, SavedShare
 from yatt_mm.protocol.step_meter import StepMeter
 
 
@@ -57,6 +57,9 @@ class Rendezvous:
     def sampling_state(self) -> dict[str, Any]:
         return {"order": 7}
 
+    def landed_groups(self) -> list[SavedGroup]:
+        return [GroupWork.of(scored(position)).saved() for position in (5, 1)]
+
 
 class Prompts:
     """Makes prompts, but not of the sample `gone`."""
@@ -83,11 +86,15 @@ def share_of(*positions: int) -> StepShare:
 class Run:
     """Controllers of a run: each has its own saver."""
 
-    def __init__(self, folder: Path, keeper: Keeper, *, num: int = 1, goes_on: bool = False) -> None:
+    def __init__(
+        self, folder: Path, keeper: Keeper, *, num: int = 1, goes_on: bool = False, restart_count: int = 0
+    ) -> None:
         self.checkpoints = Checkpoints(root=folder, keep=1)
         self.prompts, self.rendezvous = Prompts(), Rendezvous()
         found = {one.step: one for one in self.checkpoints.begun.after(0, pytest.fail)} if goes_on else {}
-        team: Any = SimpleNamespace(keeper=keeper, checkpoints=self.checkpoints, run_id="b", restart_count=0)
+        team: Any = SimpleNamespace(
+            keeper=keeper, checkpoints=self.checkpoints, run_id="b", restart_count=restart_count
+        )
         start: Any = SimpleNamespace(begun=found)
         more: Any = (self.prompts, self.rendezvous, StepMeter())
         config = config_of(f"controllers.num={num}")
@@ -126,7 +133,9 @@ def test_a_sample_that_cannot_be_used_any_more_is_named(tmp_path: Path) -> None:
     Run(tmp_path, keeper).savers[0].save(1, share_of(0, 1))
     after = Run(tmp_path, keeper, goes_on=True)
     after.prompts.gone = 1
-    with pytest.raises(DataError, match=r"sample 1 in train-0.tar cannot be used any more \(torn\).*begun_000001"):
+    with pytest.raises(
+        DataError, match=r"sample 1 in train-0.tar cannot be used any more \(torn\).*remove .*/begun_\*"
+    ):
         after.savers[0].take(1)
 
 
@@ -150,6 +159,22 @@ def test_a_step_that_was_cut_off_goes_on_with_what_its_groups_had(tmp_path: Path
     after.savers[0].save(1, share_of(0, 1))
     after.savers[0].save_part(1, [cut], meter, dict)
     assert after.checkpoints.begun.is_whole(1), "a part does not take the place of the whole"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_after_a_fault_a_step_goes_on_with_the_groups_that_were_finished_since(tmp_path: Path) -> None:
+    keeper = Keeper()
+    cut = GroupWork(prompt=scored(1).prompt, group=replace(scored(1).group, finish_reasons=("stop", "abort")))
+    other = GroupWork(prompt=scored(3).prompt, group=cut.group)
+    Run(tmp_path, keeper).savers[0].save_part(1, [cut, other], StepMeter(), dict)
+    after = Run(tmp_path, keeper, goes_on=True, restart_count=1).savers[0]
+    works, _ = after.take_part(1)
+    assert [work.prompt.slot.position for work in works] == [1, 3, 5]
+    assert [work.is_answered for work in works] == [True, False, True], "what is newer counts"
+    assert works[0].rewards == [0.0, 1.0]
+    assert after.take_part(2) == ([], StepMeter()), "the next step was not begun"
+    fresh = Run(tmp_path / "fresh", keeper, restart_count=1).savers[0]
+    assert [work.prompt.slot.position for work in fresh.take_part(1)[0]] == [1, 5]
 
 
 @pytest.mark.usefixtures("at_once")

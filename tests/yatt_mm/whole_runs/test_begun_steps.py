@@ -114,3 +114,26 @@ def test_a_run_that_is_told_to_stop_while_it_samples_goes_on_with_the_responses_
     for position, (tokens, is_finished) in saved.items():
         for before, after in zip(tokens, trained[position], strict=True):
             assert before == after if is_finished else before == after[: len(before)]
+
+
+def test_a_death_while_a_run_samples_costs_no_group_that_was_finished(digits: Digits) -> None:
+    """Test with a controller, which is replaced with the others, and with an engine, whose groups the other one takes
+    over. It is missed, and made again, when the roles change."""
+    wanted = [
+        Kill(role="controller", step=1, phase="rollout", after_s=0.5),
+        Kill(role="engine core", step=2, phase="rollout", after_s=0.5),
+    ]
+    came: list[str] = []
+    finished, done = kills.run(digits.arguments("bereft", *LONG), wanted, came=came)
+    assert done == wanted and finished.status == 0 and finished.left_behind == [], finished.output
+    (first, second) = kills.faults(digits.run("bereft"))
+    assert (first["role"], first["phase"], first["step"]) == ("controller", "rollout", 1)
+    assert (second["role"], second["step"]) == ("rollout", 2) and second["phase"] in ("train", "publish"), second
+    assert second["done"].startswith("engine ") and second["done"].endswith("controllers go on after step 1")
+    lines = [line.split() for line in came if line.count(" ") == 2]
+    pids = {pid for step, phase, pid in lines if (step, phase) == ("2", "rollout")}
+    assert len(pids) == 2, "step 2 was sampled once"
+    for step in (1, 2):
+        trained = responses(digits, "bereft", step)
+        assert sorted(trained) == [*range((step - 1) * NUM_PROMPTS, step * NUM_PROMPTS)]
+        assert all(len(tokens) == 8 for tokens in trained.values())
