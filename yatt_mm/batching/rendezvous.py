@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from dataplane.core.refs import Ref
@@ -23,6 +24,7 @@ from yatt_mm.common.errors import DataError, PhaseAbortedError
 from yatt_mm.common.progress import PROGRESS
 from yatt_mm.common.reasons import Reasons
 from yatt_mm.protocol.control import Best, Slot
+from yatt_mm.protocol.saved_groups import SavedGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +53,21 @@ class Rendezvous:
     """
 
     def __init__(
-        self, *, num_controllers: int, deadline_s: float, batches: StepBatches | None, journal_bytes: int = 0
+        self,
+        *,
+        num_controllers: int,
+        deadline_s: float,
+        batches: StepBatches | None,
+        begun: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+        journal_bytes: int = 0,
     ) -> None:
-        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps. `journal_bytes`: see
+        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps. `begun`: [step] the
+        state of the prompts of steps whose groups, or some of them, are there already. `journal_bytes`: see
         `Journal`."""
         self._num = num_controllers
         self._deadline_s = deadline_s
         self._given_batches = batches
+        self._begun = begun
         self._journal = Journal(num_controllers=num_controllers, max_bytes=journal_bytes)
         self._restart_count = 0
         self._rooms: dict[int, Meeting] = {}
@@ -75,6 +85,8 @@ class Rendezvous:
         self._is_stopping = asyncio.Event()
         self._step = -1
         """The latest step of a meeting."""
+        self._landed: list[dict[int, SavedGroup]] = [{} for _ in range(num_controllers)]
+        """[controller] by position the finished groups of the present step, in a stream."""
         self._before_step: dict[str, Any] = {}
         """The state of the prompts at the beginning of that step."""
         self._progress = Progress(step=None, at_step=0, phase="start", best=None)
@@ -108,7 +120,14 @@ class Rendezvous:
 
     async def finish_round(self, key: MeetingKey, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
         """Report this controller's (position, has signal), meet the others, and return whether the batch is full."""
-        outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
+
+        def finish(values: list[Any]) -> RoundOutcome:
+            found = self._batches.finish_round(values)
+            if found.is_full:
+                self._forget_dropped()
+            return found
+
+        outcome: RoundOutcome = await self._meet(key, controller, landed, finish)
         return outcome
 
     async def open_stream(self, key: MeetingKey, controller: int) -> list[Slot]:
@@ -122,17 +141,27 @@ class Rendezvous:
 
         return _share(await self._meet(key, controller, None, deal), controller)
 
-    async def land(self, controller: int, landed: Sequence[tuple[int, bool | None]]) -> list[Slot]:
+    async def land(
+        self, controller: int, landed: Sequence[tuple[int, bool | None]], groups: Sequence[SavedGroup] = ()
+    ) -> list[Slot]:
         """Report finished groups of this controller: (position, whether it has a signal, or None if it failed).
+        `groups`: what is needed of them after a fault.
 
         Return the prompts that the controller gets for them.
         """
         self._check_aborted()
+        if not self._is_full.is_set():  # those that come later may be dropped
+            self._landed[controller] |= {group.slot.position: group for group in groups}
         with self._says_why():
             slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
-        if self._batches.outcome is not None:
+        if self._batches.outcome is not None and not self._is_full.is_set():
+            self._forget_dropped()
             self._is_full.set()
         return slots
+
+    async def landed_groups(self, controller: int) -> list[SavedGroup]:
+        """Return the groups of the present step that this controller had finished before a fault."""
+        return list(self._landed[controller].values())
 
     async def wait_full(self, controller: int, timeout_s: float) -> RoundOutcome | None:
         """Return how the batch was filled, once it is; None after `timeout_s`, then ask again.
@@ -209,8 +238,8 @@ class Rendezvous:
 
     async def restart(self, count: int, step: int) -> None:
         """Begin anew with other controllers, after a fault: `step` is the last one that is finished. The next one goes
-        on if every controller had brought its part of it; else its prompts are drawn again. `count`: the number of
-        restarts."""
+        on if every controller had brought its part of it, or with the groups that were finished in a stream; else its
+        prompts are drawn again. `count`: the number of restarts."""
         self._restart_count = count
         self._aborted = None
         self._late = set()
@@ -224,12 +253,19 @@ class Rendezvous:
         self._is_full.clear()
         self._journal.drop_incomplete()
         if self._given_batches is not None and self._step > step and not self._journal.covers(self._step, self._step):
-            self._given_batches = self._given_batches.back_at(self._before_step)
+            anew = self._begun.get(self._step, self._before_step)
+            has_groups = any(self._landed)
+            self._given_batches = self._given_batches.back_at(self._batches.begun_state() if has_groups else anew)
+            self._given_batches.begin_step()
 
     async def sampling_state(self, step: int) -> dict[str, Any]:
         """Return for a checkpoint the state of the prompts after `step`: the present step, or the step before it, where
         the present one is given up."""
         return self._batches.state() if step == self._step else self._before_step
+
+    async def begun_state(self) -> dict[str, Any]:
+        """Return the state of the prompts from which the present step goes on, if it is given up now."""
+        return self._batches.begun_state()
 
     async def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
         """Hand the record of a step to the launcher. The step is finished then: a restart goes on after it."""
@@ -268,6 +304,12 @@ class Rendezvous:
         """Return what `take_records` returns, and how far the run has come."""
         return await self.take_records(timeout_s), self._progress
 
+    def _forget_dropped(self) -> None:
+        """Forget the groups whose records controllers release when a batch is full."""
+        for of_one in self._landed:
+            for position in of_one.keys() & self._batches.dropped:
+                del of_one[position]
+
     def _why_left_out(self) -> str:
         if not self._reasons:
             return ""
@@ -292,7 +334,12 @@ class Rendezvous:
             raise PhaseAbortedError(str(self._aborted))
         if key.step > self._step:
             self._step = key.step
-            self._before_step = self._given_batches.state() if self._given_batches is not None else {}
+            self._landed = [{} for _ in range(self._num)]
+            if self._given_batches is not None:
+                self._before_step = self._given_batches.state()
+                if key.step in self._begun:
+                    self._given_batches = self._given_batches.back_at(self._begun[key.step])
+                self._given_batches.begin_step()
         self._progress = replace(self._progress, at_step=key.step, phase=key.phase)
         room.values[controller] = value
         if key.may_stop and self._is_stopping.is_set() and room.result is None:

@@ -14,6 +14,7 @@ from yatt_mm.common.errors import StopRequested
 from yatt_mm.common.progress import progress_path, read_progress
 from yatt_mm.common.ray_calls import ask_actor
 from yatt_mm.protocol.control import Best, Slot
+from yatt_mm.protocol.saved_groups import SavedGroup
 
 T = TypeVar("T")
 
@@ -61,9 +62,15 @@ class RendezvousClient:
         """Meet the other controllers, and return the prompts with which this one begins a stream."""
         return self._meet(Rendezvous.open_stream)
 
-    def land(self, landed: Sequence[tuple[int, bool | None]]) -> Awaitable[list[Slot]]:
+    def land(
+        self, landed: Sequence[tuple[int, bool | None]], groups: Sequence[SavedGroup] = ()
+    ) -> Awaitable[list[Slot]]:
         """Report finished groups of the stream; the result has the prompts that this controller gets for them."""
-        return self._actor.land.remote(self._controller, list(landed))
+        return self._actor.land.remote(self._controller, list(landed), list(groups))
+
+    def landed_groups(self) -> list[SavedGroup]:
+        """Return the groups of the present step that this controller had finished before a fault."""
+        return self._ask(Rendezvous.landed_groups, self._controller)
 
     def wait_full(self, timeout_s: float) -> Awaitable[RoundOutcome | None]:
         """Wait up to `timeout_s` until the stream's batch is full; the result is None if it is not."""
@@ -92,6 +99,10 @@ class RendezvousClient:
     def sampling_state(self) -> dict[str, Any]:
         """Return the state of the prompts after `step`, for a checkpoint."""
         return self._ask(Rendezvous.sampling_state, self.step)
+
+    def begun_state(self) -> dict[str, Any]:
+        """Return the state of the prompts from which the step that was given up goes on."""
+        return self._ask(Rendezvous.begun_state)
 
     def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""

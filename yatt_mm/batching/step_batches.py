@@ -15,7 +15,7 @@ next.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,14 @@ class StepBatches:
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
         """[position] the prompt and its controller, in a stream. Between streams: the prompts that the last stream
         carried over."""
+        self._of_step: dict[int, tuple[Slot, int | None]] = {}
+        """[position] all prompts that streams of the present step have dealt, but those that cannot be used."""
+        self.dropped: frozenset[int] = frozenset()
+        """The positions of the groups whose records nothing needs, now that the last stream or round is full."""
+
+    def begin_step(self) -> None:
+        """Note that a step begins. It has the prompts that were carried over."""
+        self._of_step = dict(self._dealt)
 
     def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
         """Return for each controller its further prompts. `bad`: for each controller, the positions of those prompts of
@@ -99,6 +107,7 @@ class StepBatches:
         if not self._step.is_done:
             return RoundOutcome(is_full=False)
         outcome, carried = self._outcome_of(self._step), tuple(sorted(self._dealt))
+        self.dropped = frozenset(self._of_step.keys() - {*outcome.kept, *carried})
         num_prompts_used, self._step = self._step.num_used + len(carried), None
         return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
 
@@ -114,12 +123,13 @@ class StepBatches:
         shares: list[list[Slot]] = [[] for _ in range(num_controllers)]
         homeless = []
         for _, (slot, owner) in sorted(carried.items()):
-            homeless.append(slot) if owner is None else shares[owner].append(slot)
+            homeless.append(slot) if owner is None else shares[owner % num_controllers].append(slot)
         new = self.order.take(self._stream.num_wanted)
         self._stream.start(slot.position for slot in new)
         for i, slot in enumerate([*homeless, *new]):
             shares[i % num_controllers].append(slot)
         self._dealt = {slot.position: (slot, c) for c, share in enumerate(shares) for slot in share}
+        self._of_step |= self._dealt
         return shares
 
     def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
@@ -129,11 +139,14 @@ class StepBatches:
         if has_signal is None:
             self.order.set_aside(self._dealt[position][0])
             self._stream.lose(position)
+            del self._of_step[position]
         else:
             self._stream.finish(position, has_signal=has_signal)
         slots = self.order.take(self._stream.num_wanted)
         self._stream.start(slot.position for slot in slots)
-        self._dealt.update({slot.position: (slot, controller) for slot in slots})
+        new = {slot.position: (slot, controller) for slot in slots}
+        self._dealt |= new
+        self._of_step |= new
         if self._stream.is_done:
             self.outcome = self._close_stream(self._stream)
         return slots
@@ -158,6 +171,8 @@ class StepBatches:
         if self._in_turns:
             self._round = {position: self._dealt[position][0] for position in outcome.kept}
             self._open_step().spend(outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried))
+        with_record = () if self._rule.tail is Tail.RESTART else outcome.carried
+        self.dropped = frozenset(self._dealt.keys() - {*outcome.kept, *with_record})
         self._dealt = {position: self._dealt[position] for position in outcome.carried}
         return outcome
 
@@ -175,8 +190,19 @@ class StepBatches:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint between steps (JSON)."""
-        carried = [dataclasses.asdict(slot) for slot, _ in self._dealt.values()]
-        return {"order": self.order.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
+        return self._state(self._dealt)
+
+    def begun_state(self) -> dict[str, Any]:
+        """Return the state (JSON) from which a step that streams have begun goes on: all its prompts are carried over,
+        also those whose groups are finished."""
+        return self._state(self._of_step)
+
+    def _state(self, carried: Mapping[int, tuple[Slot, int | None]]) -> dict[str, Any]:
+        return {
+            "order": self.order.state(),
+            "expected_signal_frac": self._expected_signal_frac,
+            "carried": [{**dataclasses.asdict(slot), "controller": owner} for slot, owner in carried.values()],
+        }
 
     def back_at(self, state: dict[str, Any]) -> StepBatches:
         """Return the same batches as they were at an earlier `state`."""
@@ -191,8 +217,8 @@ class StepBatches:
         *,
         in_turns: bool = False,
     ) -> StepBatches:
-        """Return the batches that `state` describes. Prompts that were carried over start again from their
-        beginning.
+        """Return the batches that `state` describes. Prompts that were carried over go to the controllers that had
+        them, or, if there are fewer now, to those that have their place.
 
         Raises:
             BadRequestError: the present `sources` are not those of the state.
@@ -205,8 +231,10 @@ class StepBatches:
         order = PromptOrder.from_state(state["order"], sources)
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
         batches = cls(rule, order, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
-        slots = [Slot(**slot) for slot in state.get("carried", ())]
-        batches._dealt = {slot.position: (slot, None) for slot in slots}
+        for carried in state.get("carried", ()):
+            fields = dict(carried)
+            owner, slot = fields.pop("controller", None), Slot(**fields)
+            batches._dealt[slot.position] = (slot, owner)
         return batches
 
 

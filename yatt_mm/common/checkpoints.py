@@ -3,6 +3,7 @@
 
 `runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it), `state.json` (the step, the
 order of prompts) and `manifest.json` (`yatt_mm.common.manifest`). A folder gets and loses its final name as a whole.
+Beside them is what there is of later steps (`yatt_mm.common.begun_steps`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataplane.core.disk_sync import sync_directory
+from yatt_mm.common.begun_steps import BegunSteps
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import check_files, num_written, write_manifest
 from yatt_mm.common.writing import writing
@@ -31,6 +33,11 @@ class Checkpoints:
 
     root: Path
     keep: int
+
+    @property
+    def begun(self) -> BegunSteps:
+        """The begun steps beside the checkpoints."""
+        return BegunSteps(root=self.root)
 
     def begin(self, step: int) -> Path:
         """Return the folder for the checkpoint of `step`. It does not count before `commit`. Several processes may call
@@ -46,7 +53,8 @@ class Checkpoints:
 
     def commit(self, step: int, state: dict[str, Any], *, best: int | None = None) -> Path:
         """Mark the checkpoint of `step` as complete, drop all but the `keep` newest and that of the step `best`, and
-        return its folder. Afterwards the checkpoint outlives a loss of power.
+        return its folder. Afterwards the checkpoint outlives a loss of power. Begun steps that no kept checkpoint needs
+        are dropped too.
 
         Raises:
             DiskError: a file could not be written or synced; the message names the folder. The checkpoint counts if the
@@ -68,6 +76,8 @@ class Checkpoints:
             if old != best:
                 with writing(self._final(old)):
                     self._drop(old)
+        with writing(self.root):
+            self.begun.drop_until(self.steps()[-self.keep :][0])
         return final
 
     def steps(self) -> list[int]:
@@ -98,16 +108,17 @@ class Checkpoints:
             )
         return None
 
-    def set_aside_after(self, step: int) -> Path | None:
-        """Move checkpoints of later steps to another folder, because the run continues from `step` on another path.
-        Return that folder, or None if there are none."""
-        later = [other for other in self.steps() if other > step]
+    def set_aside_after(self, step: int, *, but: Collection[int] = ()) -> Path | None:
+        """Move checkpoints and begun steps of later steps to another folder, because the run continues from `step` on
+        another path. `but`: the begun steps with which it goes on. Return that folder, or None if there are none."""
+        later = [self._final(other) for other in self.steps() if other > step]
+        later += [self.begun.folder(other) for other in self.begun.steps() if other > step and other not in but]
         if not later:
             return None
         aside = self.root / f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
         aside.mkdir()
-        for other in later:
-            self._final(other).rename(aside / self._final(other).name)
+        for folder in later:
+            folder.rename(aside / folder.name)
         sync_directory(aside)
         sync_directory(self.root)
         return aside
@@ -115,7 +126,7 @@ class Checkpoints:
     def clear_partial(self) -> None:
         """Remove the folders of checkpoints that an interrupted run did not complete, or did not drop to the end."""
         if self.root.is_dir():
-            for path in (*self.root.glob(".partial_step_*"), *self.root.glob(".dropped_step_*")):
+            for path in (*self.root.glob(".partial_*"), *self.root.glob(".dropped_*")):
                 shutil.rmtree(path)
 
     def _drop(self, step: int) -> None:

@@ -337,6 +337,9 @@ class CheckpointSection(Section):
     """The steps between checkpoints; 0 saves only at the end, and when the run is told to stop."""
     keep: Count = 2
     """The number of newest checkpoints that stay on disk."""
+    at: Literal["step", "phase"] = "step"
+    """`phase` also saves a step's responses with their rewards before they are trained on, without the weights, so that
+    a run whose machine is lost later in the step does not sample and judge them again."""
     asynchronous: bool = True
     """True copies the training state to host memory and writes it while training continues; the checkpoint counts as
     soon as it is written."""

@@ -21,10 +21,11 @@ from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.advantages import with_advantages
+from yatt_mm.control.begun_step import BegunStepSaver
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
-from yatt_mm.control.kept_rollouts import KeptRollouts
+from yatt_mm.control.kept_rollouts import KeptRollouts, bare
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.step_records import StepRecords
@@ -76,11 +77,17 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
-        self._kept = KeptRollouts(team.keeper, self._client, config, restart_count=team.restart_count)
+        keeper = team.keeper if config.rollouts.keep != "none" else None
+        self._kept = KeptRollouts(keeper, self._client, config, restart_count=team.restart_count)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
         self._records = StepRecords(self._rendezvous, self._kept, is_restart=team.restart_count > 0)
+        self._begun = BegunStepSaver(
+            config, team, start, self._prompts, self._rendezvous, self._meter, controller=index
+        )
         self._updates = Updates(config, team, self._rendezvous, self._workers, self._meter)
         self._skipped = SkippedSteps(config, config.skipped_dir.absolute(), self._rendezvous, controller=index)
+        self._of_filling: StepMeter | None = None
+        """The metrics of the filling of the present step; None before its batch is full."""
         self._has_wrong_rewards = False
         """True if a reward of the present step is out of its range."""
         self._evaluation = Evaluation(
@@ -120,6 +127,8 @@ class Controller:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
         if not self.is_begun:
             self.begin()
+            if self.config.checkpoint.at == "phase":
+                self.checkpoint()  # what is saved inside the first steps needs one before it
         elif self._team.restart_count and self._start.ranks_at <= self.step:
             self._save_what_is_due()  # a fault may have come before it was saved, and no later update
         while self.step < self.config.train.steps:
@@ -171,11 +180,18 @@ class Controller:
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
         if (share := self._records.take(self.step)) is not None:
+            self._rendezvous.may_stop = False  # the ranks may have been trained on them
             return self._generated_before(share)
+        if (share := self._begun.take(self.step)) is not None:
+            share = replace(share, groups=tuple(self._with_advantages(share.groups)))
+            self._records.put(self.step, share)
+            return self._generated_before(share)
+        works, so_far = self._begun.take_part(self.step)
+        self._meter.add(so_far)
+        self._filler.go_on_with(works)
         filled = self._filler.fill()
-        max_tokens, settings = self.config.rollout.max_tokens, self.config.algorithm.settings()
-        kept = with_advantages(filled.kept, settings, self._rendezvous, max_tokens=max_tokens)
-        filled = replace(filled, kept=kept)
+        self._of_filling = self._meter.copy()
+        filled = replace(filled, kept=self._with_advantages(filled.kept))
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)
@@ -183,7 +199,14 @@ class Controller:
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
-        self._records.put(self.step, filled.kept, self._meter, has_wrong_rewards=self._has_wrong_rewards)
+        share = StepShare(
+            groups=tuple(map(bare, filled.kept)),
+            has_wrong_rewards=self._has_wrong_rewards,
+            meter=self._meter.copy(),
+        )
+        if self.config.checkpoint.at == "phase":
+            self._begun.save(self.step, share)
+        self._records.put(self.step, share)
         return filled.kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
@@ -192,6 +215,8 @@ class Controller:
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train the policy on the ranks of this controller's replicas."""
+        self._filler.forget_begun()
+        self._of_filling = None
         if self._has_wrong_rewards:
             why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
             self._meter.add_max("train/num_skipped", self.config.train.num_minibatches)
@@ -213,11 +238,15 @@ class Controller:
     def checkpoint(self) -> None:
         """Save the run, so that it can continue from exactly here."""
         self._saver.save(self.step)
+        if self.config.sampling.tail == "continue":
+            self._begun.save_part(self.step + 1, self._filler.begun(), StepMeter(), self._rendezvous.sampling_state)
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self._finish_save()
 
     def give_up_step(self) -> int:
-        """Save the run as it was before the present step, unless that is saved already, and return the step before."""
+        """Save the run as it was before the present step, unless that is saved already, and the groups of the step that
+        are there. Return the step before."""
+        begun, so_far = self._filler.begun(), (self._of_filling or self._meter).copy()
         self.step -= 1
         self._workers.step = self.step
         self._rendezvous.give_up_step()
@@ -225,6 +254,7 @@ class Controller:
         if not self._saver.has_saved(self.step):
             self._saver.save(self.step)
             self._saver.finish()
+        self._begun.save_part(self.step + 1, begun, so_far, self._rendezvous.begun_state)
         return self.step
 
     def export(self) -> None:
@@ -262,9 +292,13 @@ class Controller:
         self._workers.on_engines(self._workers.my_engines, "update_weights", published)
         self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
 
+    def _with_advantages(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Return this controller's groups of a full batch with their advantages."""
+        settings, max_tokens = self.config.algorithm.settings(), self.config.rollout.max_tokens
+        return with_advantages(groups, settings, self._rendezvous, max_tokens=max_tokens)
+
     def _generated_before(self, share: StepShare) -> list[ScoredGroup]:
-        """Return the groups of a step that a fault broke off after they were generated."""
-        self._rendezvous.may_stop = False  # the ranks may have been trained on them
+        """Return the groups of a step that was broken off after they were generated."""
         self._meter.begin_with(share.meter)
         self._has_wrong_rewards = share.has_wrong_rewards
         self._kept.keep_again(share.groups, step=self.step, all_groups=share.has_wrong_rewards)

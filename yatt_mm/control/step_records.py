@@ -3,14 +3,10 @@ off goes on from them, and new training ranks are trained on them again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dataplane.core.refs import Ref
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
-from yatt_mm.control.kept_rollouts import KeptRollouts, bare
-from yatt_mm.protocol.control import ScoredGroup
-from yatt_mm.protocol.step_meter import StepMeter
+from yatt_mm.control.kept_rollouts import KeptRollouts
 
 
 class StepRecords:
@@ -25,13 +21,10 @@ class StepRecords:
         self._refs: dict[int, list[Ref]] = rendezvous.shared_refs() if is_restart else {}
         """[step] the records that are not released."""
 
-    def put(
-        self, step: int, groups: Sequence[ScoredGroup], meter: StepMeter, *, has_wrong_rewards: bool = False
-    ) -> None:
+    def put(self, step: int, share: StepShare) -> None:
         """Note the groups of a step before they are trained on. Earlier ones are released if they become too many."""
-        share = StepShare(groups=tuple(map(bare, groups)), has_wrong_rewards=has_wrong_rewards, meter=meter.copy())
         first = self._rendezvous.put_share(share)
-        self._refs[step] = [group.group.ref for group in groups]
+        self._refs[step] = [group.group.ref for group in share.groups]
         self._release_until(first - 1)
 
     def take(self, step: int) -> StepShare | None:

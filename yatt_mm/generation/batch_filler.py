@@ -90,6 +90,22 @@ class BatchFiller:
         self._tell = tell
         self._carried: dict[int, GroupWork] = {}
         """[position] the groups that the last stream cut off and the next one continues."""
+        self._of_step: dict[int, GroupWork] = {}
+        """[position] the groups that streams of the present step have begun, until they are dropped."""
+
+    def go_on_with(self, works: Sequence[GroupWork]) -> None:
+        """Take over groups of the present step that were begun before. The next stream goes on with those that the
+        rendezvous deals to this controller."""
+        self._carried |= {work.prompt.slot.position: work for work in works}
+
+    def begun(self) -> list[GroupWork]:
+        """Return the groups of the present step that have a record, finished or cut off, in the order of the run."""
+        works = self._carried | self._of_step
+        return [works[position] for position in sorted(works) if works[position].group is not None]
+
+    def forget_begun(self) -> None:
+        """Forget the groups of the present step, which cannot be given up any more."""
+        self._of_step = {}
 
     def fill(self) -> FilledBatch:
         """Return this controller's share of a full batch.
@@ -173,6 +189,7 @@ class BatchFiller:
         positions = set(outcome.kept)
         kept = [group for group in judged if group.prompt.slot.position in positions]
         dropped = [group.group.ref for group in judged if group.prompt.slot.position not in positions]
+        self._of_step = {position: work for position, work in self._of_step.items() if position in positions}
         return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds, dropped=dropped)
 
     def _in_turn(self, name: str) -> list[GroupWork]:
@@ -203,15 +220,20 @@ class BatchFiller:
 
             async def run(context: PhaseContext) -> tuple[Streaming, list[GroupWork], RoundOutcome]:
                 stream = Streaming(context, self._sampling, self._load, self._carried, judging_for=judging_for)
-                return stream, *await stream.run(slots)
+                try:
+                    kept, outcome = await stream.run(slots)
+                finally:
+                    self._of_step |= {work.prompt.slot.position: work for work in stream.works}
+                return stream, kept, outcome
 
             stream, kept, outcome = self.run(entered, name, run)
         return stream, kept, outcome
 
     def _judge_all(self, works: Sequence[GroupWork], name: str) -> None:
-        """Add the judges' scores to the rewards of the groups. All devices judge during this call."""
+        """Add the judges' scores to the rewards of the groups that have none. All devices judge during this call."""
+        left = [work for work in works if not work.is_judged]
         with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
-            self.run(entered, name, partial(judge, works, self._meter))
+            self.run(entered, name, partial(judge, left, self._meter))
 
     def _next_prompts(self) -> list[Prompt]:
         """Return this controller's share of a round's prompts, with their patches made. Prompts with media that cannot

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from yatt_mm.protocol.control import HELD_OUT, TRAIN, Prompt, ScoredGroup
-from yatt_mm.protocol.faults import Failures
+from yatt_mm.protocol.faults import FUNCTION, Failures
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.saved_groups import SavedGroup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +32,46 @@ class GroupWork:
     def is_answered(self) -> bool:
         """True when no response was cut off."""
         return self.group is not None and "abort" not in self.group.finish_reasons
+
+    @property
+    def is_judged(self) -> bool:
+        """True when judges have scored the responses."""
+        return any(scores.source != FUNCTION for scores in self.scores)
+
+    @classmethod
+    def of(cls, group: ScoredGroup) -> GroupWork:
+        """Return a finished group as it was on its way."""
+        return cls(
+            prompt=group.prompt,
+            group=group.group,
+            rewards=list(group.rewards),
+            scores=list(group.scores),
+            failures=list(group.failures),
+        )
+
+    @classmethod
+    def resumed(cls, prompt: Prompt, saved: SavedGroup) -> GroupWork:
+        """Return a group that was saved, with its prompt made anew."""
+        return cls(
+            prompt=prompt,
+            group=replace(saved.group, media=prompt.media),
+            num_parts=saved.num_parts,
+            rewards=list(saved.rewards),
+            scores=list(saved.scores),
+            failures=list(saved.failures),
+        )
+
+    def saved(self) -> SavedGroup:
+        """Return what is saved of the group. It must have a record already."""
+        assert self.group is not None
+        return SavedGroup(
+            slot=self.prompt.slot,
+            group=replace(self.group, media=()),
+            num_parts=self.num_parts,
+            rewards=tuple(self.rewards),
+            scores=tuple(self.scores),
+            failures=tuple(self.failures),
+        )
 
     def scored(self) -> ScoredGroup:
         """Return the group with its rewards. It must have them already."""

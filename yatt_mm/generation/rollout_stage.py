@@ -1,15 +1,23 @@
 """The first stage of a generation phase: engines of the policy sample responses, and continue those that were cut
-off."""
+off. If an engine dies, others take over its groups, with the tokens that are known."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 
+import ray
+
+from yatt_mm.common.errors import WorkerError
 from yatt_mm.generation.group_work import GroupWork, prompt_seed
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
+from yatt_mm.rollout.engine_types import EngineError
+
+logger = logging.getLogger(__name__)
 
 POOL = str(Role.ROLLOUT)
 
@@ -25,7 +33,7 @@ class RolloutStage:
         self._sampling = sampling
         self._num_samples = num_samples
         self._engines = context.engines(POOL)
-        self._sampled: TickBatch[int, PromptTask, GroupRef] = TickBatch(
+        self._sampled: TickBatch[int, PromptTask, GroupRef | None] = TickBatch(
             context.calls, self._generate, max_items=None if context.is_deterministic else chunk_size
         )
         self._aborted: TickBatch[int, str, None] = TickBatch(context.calls, self._abort)
@@ -64,21 +72,35 @@ class RolloutStage:
             if sampled.done() and not sampled.cancelled():
                 self._take(work, sampled.result())
 
-    def _take(self, work: GroupWork, group: GroupRef) -> None:
+    def _take(self, work: GroupWork, group: GroupRef | None) -> None:
+        if group is None:
+            return  # its engine was lost, and it goes on from the tokens that it had before
         if work.group is not None:
             self._context.client.release([work.group.ref])
         work.group = group
 
-    async def _generate(self, engine: int, tasks: list[PromptTask]) -> list[GroupRef]:
+    async def _generate(self, engine: int, tasks: list[PromptTask]) -> Sequence[GroupRef | None]:
+        """Return the groups that an engine gives back; None for each if it is lost and others are there."""
         context, actor = self._context, self._context.team.engines[engine]
         if context.is_deterministic:
             call = actor.generate_together.remote(context.name, context.controller, tasks, self._sampling)
         else:
             call = actor.generate.remote(tasks, self._sampling)
-        groups: list[GroupRef] = await context.calls.reply(
-            call, name=context.team.engine_name(engine), what=context.name
-        )
-        return groups
+        name = context.team.engine_name(engine)
+        try:
+            groups: list[GroupRef] = await context.calls.reply(call, name=name, what=context.name)
+            return groups
+        except WorkerError as error:
+            if context.is_deterministic or not _is_lost(error) or not await self._go_on_without(engine):
+                raise
+            logger.warning("%s; other engines take over its %d groups", error, len(tasks))
+            return [None] * len(tasks)
+
+    async def _go_on_without(self, engine: int) -> bool:
+        """Let the coordinator give no group to an engine any more. Return False if no other one is awake."""
+        context = self._context
+        call = context.coordinator.lose(context.number, POOL, engine)
+        return await context.calls.reply(call, name="the coordinator", what=f"going on without engine {engine}")
 
     async def _abort(self, engine: int, names: list[str]) -> list[None]:
         self._context.team.engines[engine].abort.remote(names)
@@ -97,3 +119,10 @@ class RolloutStage:
             name=f"rollout/{context.team.run_id}/{context.name}/{prompt.slot.position}{part}",
             partial=work.group.ref if work.group is not None else None,
         )
+
+
+def _is_lost(error: WorkerError) -> bool:
+    """Return True if an error says that the engine itself is of no use any more: its actor or its process died, or it
+    hangs."""
+    cause = error.__cause__
+    return isinstance(cause, ray.exceptions.RayActorError) or isinstance(getattr(cause, "cause", None), EngineError)

@@ -3,7 +3,7 @@
 Consumes: prompts as the rendezvous deals them out.
 Produces: this controller's groups of the batch.
 Waits for: its own calls, and the news that the batch is full. When the batch is full, groups in flight are cut off, and
-dropped or carried over into the next step.
+dropped or carried over into the next step. They are cut off too when the stream is cancelled, because the run stops.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.saved_groups import SavedGroup
 from yatt_mm.protocol.step_meter import StepMeter
 
 LoadPrompts = Callable[[Sequence[Slot]], tuple[list[Prompt], list[dict[str, Any]]]]
@@ -69,7 +70,9 @@ class Streaming:
             num_samples=context.config.rollout.group_size,
             chunk_size=1 if waits_for_single_groups else CHUNK_SIZE,
         )
-        self._news: TickBatch[None, tuple[int, bool | None], None] = TickBatch(context.calls, self._tell)
+        self._news: TickBatch[None, tuple[int, bool | None, SavedGroup | None], None] = TickBatch(
+            context.calls, self._tell
+        )
 
     async def run(self, slots: Sequence[Slot]) -> tuple[list[GroupWork], RoundOutcome]:
         """Run the stream from this controller's first prompts to the full batch. Return (kept groups in the run's
@@ -79,21 +82,36 @@ class Streaming:
             WorkerError: a worker or another controller failed or was late.
         """
         self._begin(slots)
-        outcome = self._outcome = await self._until_full()
+        try:
+            outcome = self._outcome = await self._until_full()
+        except asyncio.CancelledError:
+            await self._cut_off()
+            raise
+        await self._cut_off()
+        return in_order(self._keep(outcome)), outcome
+
+    @property
+    def works(self) -> list[GroupWork]:
+        """All groups that the stream has begun or continued."""
+        return list(self._works.values())
+
+    async def _cut_off(self) -> None:
+        """End the groups in flight. They have the tokens that their engines return."""
         for way in self._ways:
             way.cancel()
         await asyncio.gather(*self._ways, return_exceptions=True)
-        return in_order(self._keep(outcome)), outcome
 
     async def _follow(self, work: GroupWork) -> None:
-        """Take one group through all stages: sample, score, judge. Cancelled when the batch is full."""
+        """Take one group through all stages that it has not passed: sample, score, judge. Cancelled when the batch is
+        full."""
         await self._rollout.sample(work)
-        await self._rewards.score(work)
-        if self._judges is not None:
+        if not work.rewards:
+            await self._rewards.score(work)
+        if self._judges is not None and not work.is_judged:
             await self._judges.judge(work)
         self.landed.append(work.scored())
         least = self._context.config.algorithm.min_reward_range
-        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards, min_range=least)))
+        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards, min_range=least), work.saved()))
 
     def _begin(self, slots: Sequence[Slot]) -> None:
         """Begin the groups of these prompts, or continue them."""
@@ -105,12 +123,13 @@ class Streaming:
             self._works[work.prompt.slot.position] = work
             self._ways.append(self._context.calls.start(self._follow(work)))
         for notice in notices:
-            self._news.add(None, (notice["position"], None))
+            self._news.add(None, (notice["position"], None, None))
 
-    async def _tell(self, _: None, news: list[tuple[int, bool | None]]) -> list[None]:
+    async def _tell(self, _: None, news: list[tuple[int, bool | None, SavedGroup | None]]) -> list[None]:
         """Tell the rendezvous of finished groups, and begin with the prompts that it gives for them."""
         what = f"landing {len(news)} prompts"
-        call = self._context.rendezvous.land(news)
+        groups = [group for *_, group in news if group is not None]
+        call = self._context.rendezvous.land([(position, signal) for position, signal, _ in news], groups)
         slots = await self._context.calls.reply(call, name="the rendezvous", what=what)
         if slots and self._outcome is None:
             self._begin(slots)
@@ -133,7 +152,7 @@ class Streaming:
                 self.dropped.append(work.group.ref)
                 work.group = None
             if position in carried:
-                work.rewards = []
+                work.rewards, work.scores = [], []
                 self._carried[position] = work
         return [work for position, work in self._works.items() if position in kept]
 

@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 class Keeper:
     """Writes the kept groups of a run. It handles one call at a time."""
 
-    def __init__(self, *, run_dir: Path, num_controllers: int, dataplane_uri: str, timeout_s: float) -> None:
-        """`timeout_s` is for calls to the data plane."""
+    def __init__(self, client: Client, reader: Reader, *, run_dir: Path, num_controllers: int) -> None:
+        """`client`, `reader`: of the node that has the records."""
         self._run_dir = run_dir
         self._num_controllers = num_controllers
-        self._client = Client(dataplane_uri, timeout_s=timeout_s)
-        self._reader = Reader(dataplane_uri, timeout_s=timeout_s)
+        self._client = client
+        self._reader = reader
         self._shares: dict[tuple[int, Split], list[Row]] = defaultdict(list)
         """[step, split] the rows so far."""
         self._num_complete: Counter[tuple[int, Split]] = Counter()

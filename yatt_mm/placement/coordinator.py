@@ -162,6 +162,13 @@ class Coordinator:
         if number == self._number:
             self._take_news(pool, controller, count, ended)
 
+    async def lose(self, number: int, pool: str, engine: int) -> bool:
+        """Note that an engine was lost in phase `number`: it gets no request any more. Return True if another engine of
+        the pool is awake."""
+        if number == self._number:
+            self._pools[pool].sleep(engine, now_s=self._now_s)
+        return bool(self._pools[pool].awake)
+
     async def take_report(self) -> UsageReport:
         """Return what happened on the devices since the last call."""
         return self._usage.take(self._occupancy.take_spans(now_s=self._now_s), now_s=self._now_s)

@@ -35,6 +35,10 @@ class CoordinatorClient:
         """Say how many requests wait, and which engines gave requests back. Does not wait."""
         self._actor.want.remote(number, pool, self._controller, count, list(ended))
 
+    def lose(self, number: int, pool: str, engine: int) -> Awaitable[bool]:
+        """Let no request go to an engine any more; the result is False if no other one of the pool is awake."""
+        return self._actor.lose.remote(number, pool, engine)
+
     def take_report(self) -> UsageReport:
         """Return what happened on the devices since the last call."""
         return self._ask(Coordinator.take_report)

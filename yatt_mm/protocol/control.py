@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.core.refs import Ref
 from models.flops import Operations
 from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
+from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.conversation import Conversation
 from yatt_mm.common.sample_layouts import Layout
@@ -137,6 +138,8 @@ class RunStart:
     told: frozenset[tuple[str, str, str, str]] = frozenset()
     """(set, shard, key, reason) of the held-out samples of which the run told before the checkpoint that they cannot be
     used."""
+    begun: Mapping[int, BegunStep] = field(default_factory=dict)
+    """[step] the steps after the checkpoint that were begun before the run was started."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read), of which the
     run did not tell before the checkpoint."""

@@ -57,6 +57,15 @@ class StepMeter:
         mine = other.copy()
         self.sums, self.counts, self.maxima = mine.sums, mine.counts, mine.maxima
 
+    def add(self, other: StepMeter) -> None:
+        """Add what another controller has collected."""
+        for name, value in other.sums.items():
+            self.add_sum(name, value)
+        for name, count in other.counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + count
+        for name, value in other.maxima.items():
+            self.add_max(name, value)
+
     def take(self) -> StepMeter:
         """Return what was collected since the last call, and begin anew."""
         taken = StepMeter(sums=self.sums, counts=self.counts, maxima=self.maxima)
@@ -68,12 +77,7 @@ def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
     """Return one record from the meters of all controllers. Means without a single count are left out."""
     total = StepMeter()
     for meter in meters:
-        for name, value in meter.sums.items():
-            total.add_sum(name, value)
-        for name, count in meter.counts.items():
-            total.counts[name] = total.counts.get(name, 0.0) + count
-        for name, value in meter.maxima.items():
-            total.add_max(name, value)
+        total.add(meter)
     record = dict(total.maxima)
     for name, value in total.sums.items():
         if name not in total.counts:

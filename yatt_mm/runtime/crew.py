@@ -85,10 +85,11 @@ class Crew:
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
             batches=batches,
+            begun={begun.step: begun.sampling for begun in run_start.begun.values()},
             journal_bytes=node.journal_bytes,
         )
         self._reward_workers = create_reward_workers(stack, config, run_start.rewards, node.uri)
-        self.keeper = create_keeper(stack, config, node.uri)
+        self.keeper = create_keeper(stack, config, node)
         self._makers = self._unit_makers()
         self.units: dict[Unit, Any] = {unit: make() for unit, make in self._makers.items()}
         self.coordinator: Any = None
@@ -108,7 +109,7 @@ class Crew:
         self._end(lost)
         if keeper:
             self._kill({"the keeper": self.keeper})
-            self.keeper = create_keeper(self._stack, self._config, self._site.node.uri)
+            self.keeper = create_keeper(self._stack, self._config, self._site.node)
         self.units |= {unit: self._makers[unit]() for unit in lost}
         self._states = {
             unit: State.AWAKE if unit.role is Role.TRAIN and unit in lost else State.ASLEEP for unit in self.units

@@ -11,14 +11,17 @@ import os
 import secrets
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from dataplane.core.errors import DataPlaneError
+from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
@@ -29,6 +32,7 @@ from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.reporting.report import Reporter
 from yatt_mm.runtime import run_dir
+from yatt_mm.runtime.begun_start import find_begun
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
 from yatt_mm.runtime.crew import Crew
 from yatt_mm.runtime.ending import ending_with_the_first_error
@@ -78,7 +82,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     config = with_local_paths(config, console)
     check_run(config)
     with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
-        checkpoint = _find_checkpoint(config, resume, console) if resume else None
+        checkpoint, begun = _find_checkpoint(config, resume, console) if resume else (None, {})
         state = read_state(checkpoint) if checkpoint else None
         has_model = (config.run_dir / run_dir.EXPORT_DIR).is_dir() and LIFELINE.loss is None
         if state is not None and state["step"] >= config.train.steps and has_model:
@@ -89,28 +93,36 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
                 soft_wrap=True,
             )
             return {}
-        reporter = _launched(config, checkpoint, state, console, stopping)
+        reporter = _launched(config, checkpoint, state, console, stopping, begun)
     summarise(config, reporter, stopping.seconds, console)
     reporter.learning.finish()
     return reporter.accuracies
 
 
-def _find_checkpoint(config: Config, resume: str, console: Console) -> Path | None:
+def _find_checkpoint(config: Config, resume: str, console: Console) -> tuple[Path | None, dict[int, BegunStep]]:
+    """Return the checkpoint from which the run goes on, and the steps that were begun after it."""
+
     def tell(line: str) -> None:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
     with console.status("reading the checkpoint"):
-        return find_checkpoint(config.run_dir, resume, tell)
+        checkpoint = find_checkpoint(config.run_dir, resume, tell)
+        return checkpoint, find_begun(config, checkpoint, resume, tell) if checkpoint is not None else {}
 
 
 def _launched(
-    config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console, stopping: Stopping
+    config: Config,
+    checkpoint: Path | None,
+    state: dict[str, Any] | None,
+    console: Console,
+    stopping: Stopping,
+    begun: Mapping[int, BegunStep] = MappingProxyType({}),
 ) -> Reporter:
     """Run `config` to its end, and return what it reported."""
     with signals_restored(), ending_with_the_first_error() as stack:
         interrupt_on_signals(console)
         try:
-            return _run(stack, config, checkpoint, state, console, stopping)
+            return _run(stack, config, checkpoint, state, console, stopping, begun)
         except RunStopped:
             raise
         except (YattError, DataPlaneError) as error:
@@ -131,6 +143,7 @@ def _run(
     state: dict[str, Any] | None,
     console: Console,
     stopping: Stopping,
+    begun: Mapping[int, BegunStep],
 ) -> Reporter:
     """Start everything on `stack`, watch the run to its end, and return its reporter. Raises RunStopped if the end came
     before the last step."""
@@ -142,9 +155,10 @@ def _run(
     stack.enter_context(keys_in_files(config.reward.judges, scratch.files))
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
-    point = find_start(config, node.uri, checkpoint, state)
+    point = find_start(config, node.uri, checkpoint, state, begun)
     start = point.start
-    run_dir.prepare(config, checkpoint, start.step, console, is_same_run=LIFELINE.loss is not None)
+    is_same_run = LIFELINE.loss is not None
+    run_dir.prepare(config, checkpoint, start.step, console, begun=begun, is_same_run=is_same_run)
     run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
     LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=start.step, step=start.step)
     stack.callback(keep_log, scratch.files, config.log_dir)

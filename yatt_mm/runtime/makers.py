@@ -17,6 +17,7 @@ from yatt_mm.protocol.training import TrainSpec
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.run_node import RunNode
 from yatt_mm.runtime.site import Site, log_file
 from yatt_mm.training.actor import TrainActor
 
@@ -116,13 +117,15 @@ def create_reward_workers(
     ]
 
 
-def create_keeper(stack: ExitStack, config: Config, dataplane_uri: str) -> Any:
-    """Return the keeper, or None if no rollouts are kept."""
-    if config.rollouts.keep == "none":
+def create_keeper(stack: ExitStack, config: Config, node: RunNode) -> Any:
+    """Return the keeper, or None for an evaluation alone that keeps no rollouts."""
+    if config.rollouts.keep == "none" and not config.trains:
         return None
     return create(stack, KeeperActor, log=log_file(config, "keeper"), concurrency=1)(
         run_dir=config.run_dir.absolute(),
         num_controllers=config.controllers.num,
-        dataplane_uri=dataplane_uri,
+        dataplane_uri=node.uri,
         timeout_s=config.dataplane.timeout_s,
+        scope=node.scope,
+        durable=node.durable,
     )

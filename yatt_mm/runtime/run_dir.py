@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,18 @@ def locked(config: Config) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def prepare(config: Config, checkpoint: Path | None, step: int, console: Console, *, is_same_run: bool = False) -> None:
-    """Prepare the folder for a run that starts after `step`: an earlier run is moved aside, or continued.
-    `is_same_run`: True if it is the run itself that begins again after a fault; what it wrote of its faults stays."""
+def prepare(
+    config: Config,
+    checkpoint: Path | None,
+    step: int,
+    console: Console,
+    *,
+    begun: Collection[int] = (),
+    is_same_run: bool = False,
+) -> None:
+    """Prepare the folder for a run that starts after `step`: an earlier run is moved aside, or continued. `begun`: the
+    begun steps with which it goes on. `is_same_run`: True if it is the run itself that begins again after a fault; what
+    it wrote of its faults stays."""
     folder = config.run_dir
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
@@ -99,9 +108,10 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
             (folder / BEST_DIR).rename(aside)
             why = "of a later step" if is_later else f"the best by {metric}, which is not eval.keep_best any more"
             console.print(f"the best model so far is {why}, and was moved to {aside}", soft_wrap=True)
-        aside_checkpoints = checkpoints.set_aside_after(step)
+        is_own = checkpoint.absolute().parent == checkpoints.root.absolute()
+        aside_checkpoints = checkpoints.set_aside_after(step, but=begun if is_own else ())
         if aside_checkpoints is not None:
-            console.print(f"checkpoints after step {step} moved to {aside_checkpoints}", soft_wrap=True)
+            console.print(f"what was saved after step {step} was moved to {aside_checkpoints}", soft_wrap=True)
     with writing(folder / CONFIG_FILE):
         (folder / CONFIG_FILE).write_text(dump_config(config))
 
@@ -113,7 +123,7 @@ def best_step_of(folder: Path) -> int:
 
 
 def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:
-    before, now = _flat(read_state(checkpoint).get("config", {})), _flat(config.model_dump(mode="json"))
+    before, now = flat(read_state(checkpoint).get("config", {})), flat(config.model_dump(mode="json"))
     if not before:
         return
     for key in sorted(before.keys() | now.keys()):
@@ -125,8 +135,9 @@ def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:
             )
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by their dotted keys."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return values

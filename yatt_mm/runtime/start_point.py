@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dataplane.client.client import Client
@@ -15,6 +16,7 @@ from dataplane.datasets.sampler import Source
 from models.recipes.media_recipes import load_recipes
 from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
+from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
@@ -50,8 +52,15 @@ class StartPoint:
     """What the user may not have meant."""
 
 
-def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None) -> StartPoint:
-    """Index the data sets, look at their first samples, and return where the run begins.
+def find_start(
+    config: Config,
+    uri: str,
+    checkpoint: Path | None,
+    state: dict[str, Any] | None,
+    begun: Mapping[int, BegunStep] = MappingProxyType({}),
+) -> StartPoint:
+    """Index the data sets, look at their first samples, and return where the run begins. `begun`: [step] the steps
+    after the checkpoint with which it goes on.
 
     Raises:
         ConfigError: a data set cannot be used, or is not that of the checkpoint.
@@ -81,6 +90,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
         told=told,
+        begun=dict(begun),
         flaws=tuple(
             {"set": of, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False}
             for of, bad in flaws

@@ -88,7 +88,8 @@ class Supervisor:
                 _give_up(state, loss)
                 return 1
             print(f"fault: {why}; the run starts again from its newest checkpoint", file=sys.stderr, flush=True)
-            if _has_saved(Path(state.run_dir), state.began_at):
+            # all checkpoints of a run that did not begin with one are its own, also that before its first step
+            if _has_saved(Path(state.run_dir), state.began_at if self._resume is not None else -1):
                 self._resume = "auto"
 
     def _run_launcher(self, loss: LauncherLoss | None) -> tuple[int, LauncherState]:
@@ -139,7 +140,7 @@ def _end_descendants() -> None:
 def _has_saved(run_dir: Path, began_at: int) -> bool:
     """Return True if a run has a checkpoint of a later step than the one after which it began."""
     steps = [int(folder.name.removeprefix("step_")) for folder in (run_dir / "checkpoints").glob("step_*")]
-    return max(steps, default=0) > began_at
+    return max(steps, default=-1) > began_at
 
 
 def _how_it_ended(status: int) -> str:

@@ -291,3 +291,49 @@ def test_a_checkpoint_whose_prompts_came_in_another_order_is_refused() -> None:
     cursor = {"num_samples": 100, "seed": 3, "epoch": 0, "place": 4, "num_drawn": 4, "skipped": []}
     with pytest.raises(CheckpointError, match="of an earlier version"):
         StepBatches.from_state(RULE, {"cursor": cursor, "expected_signal_frac": 1.0, "carried": []})
+
+
+CUT_OFF = SamplingRule(num_groups=4, replaces_groups=True, max_prompts=16, over_dispatch=2)
+
+
+def given_up(batches: StepBatches, num_controllers: int) -> dict[int, int]:
+    """Return [position] the controller that gets each prompt at the begin of the stream after a start from here."""
+    state = json.loads(json.dumps(batches.begun_state()))
+    again = StepBatches.from_state(CUT_OFF, state)
+    again.begin_step()
+    shares = again.open(num_controllers)
+    assert again.begun_state()["order"] == again.order.state()
+    return {slot.position: controller for controller, share in enumerate(shares) for slot in share}
+
+
+def test_a_stream_that_is_given_up_goes_on_with_all_its_prompts_at_the_controllers_that_had_them() -> None:
+    one = batches(CUT_OFF)
+    one.begin_step()
+    shares = one.open(2)
+    assert [slot.position for slot in shares[0]] == [0, 2, 4, 6]
+    assert given_up(one, 2) == {at: at % 2 for at in range(8)}
+    (further,) = one.land(0, 0, None)
+    assert one.land(1, 1, False) and further.position == 8, "a prompt that cannot be used is replaced"
+    wanted = {at: at % 2 for at in range(1, 8)} | {8: 0, 9: 1}
+    found = given_up(one, 2)
+    assert {at: found[at] for at in wanted} == wanted and 0 not in found
+    for position in (2, 3, 4, 5):
+        one.land(position % 2, position, True)
+    assert one.outcome is not None
+    assert wanted.items() <= given_up(one, 2).items(), "also when the batch is full already"
+    assert set(given_up(one, 1).values()) == {0}
+    one.begin_step()
+    assert given_up(batches(CUT_OFF), 2) == {at: at % 2 for at in range(8)}, "nothing was begun"
+    assert not one.begun_state()["carried"], "the tail was dropped, and a step begins"
+
+
+def test_a_step_in_turns_that_is_given_up_goes_on_with_the_prompts_of_all_its_rounds() -> None:
+    one = StepBatches(CUT_OFF, order_of(100, seed=3), in_turns=True)
+    one.begin_step()
+    positions = [slot.position for share in one.open(1) for slot in share]
+    for position in positions[:4]:
+        one.land(0, position, True)
+    assert one.outcome is not None
+    assert not one.finish_round([[(position, position > 1) for position in one.outcome.kept]]).is_full
+    later = [slot.position for share in one.open(1) for slot in share]
+    assert given_up(one, 1).keys() == {*positions, *later}

@@ -1,16 +1,25 @@
-"""Tests of what a step without a single group does."""
+"""Tests of what a step without a single group does, and what one leaves that is given up."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.yatt_mm.generation.fakes import Records
+from tests.yatt_mm.generation.fakes import Records, config_of, group, prompt
 from yatt_mm.batching.step_batches import RoundOutcome
-from yatt_mm.common.errors import DataError
+from yatt_mm.common.conversation import ask
+from yatt_mm.common.errors import DataError, StopRequested
+from yatt_mm.generation import batch_filler
 from yatt_mm.generation.batch_filler import BatchFiller, FilledBatch
+from yatt_mm.generation.group_work import GroupWork
+from yatt_mm.placement.coordinator import PhaseEntry
+from yatt_mm.protocol.control import Slot
+from yatt_mm.protocol.rollout import PromptTask
 
 
 @pytest.mark.parametrize(
@@ -42,3 +51,55 @@ def test_what_a_stream_of_responses_drops_before_the_judges_turn_is_released(mon
     monkeypatch.setattr(BatchFiller, "_judge_all", lambda *_: None)
     assert filler._in_turn("step 1") == ["a group"]
     assert records.released == ["group/3"]
+
+
+def work(position: int) -> GroupWork:
+    """Return a group on its way, with a record."""
+    slot = Slot(position=position, epoch=0, index=position)
+    task = PromptTask(slot=position, conversation=ask("?"), media=(), num_samples=2, seed=0, name=f"group/{position}")
+    return GroupWork(prompt=prompt(slot), group=group(task, "abort"))
+
+
+class Stops:
+    """A rendezvous that tells the run to stop once a stream is open."""
+
+    def __init__(self) -> None:
+        self.step, self.may_stop, self.told = 1, True, asyncio.Event()
+
+    def open_stream(self) -> list[Slot]:
+        return [work(position).prompt.slot for position in (4, 5)]
+
+    async def stop_asked(self) -> None:
+        await self.told.wait()
+
+    def seen(self) -> None:
+        """Do nothing."""
+
+
+def test_a_stop_in_a_stream_leaves_its_groups_and_those_of_the_rounds_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        """A stream that never ends by itself."""
+
+        def __init__(self, _context: Any, _sampling: Any, _load: Any, carried: dict[int, GroupWork], **_: Any) -> None:
+            self.works = [carried.pop(4), work(5), GroupWork(prompt=work(6).prompt)]
+
+        async def run(self, slots: list[Slot]) -> None:
+            rendezvous.told.set()
+            await asyncio.Event().wait()
+
+    @contextmanager
+    def enter(*_: Any, **__: Any) -> Iterator[PhaseEntry]:
+        yield PhaseEntry(number=1, awake={}, moved=())
+
+    monkeypatch.setattr(batch_filler, "Streaming", Stream)
+    rendezvous, nothing = Stops(), SimpleNamespace(restart_count=0)
+    parts: Any = {"team": nothing, "rendezvous": rendezvous, "coordinator": nothing, "client": nothing}
+    rest: Any = {"prompts": nothing, "meter": nothing, "enter_phase": enter, "tell": nothing}
+    filler = BatchFiller(controller=0, config=config_of(), **parts, **rest)
+    filler.go_on_with([work(4), work(2)])
+    filler._of_step = {3: work(3)}
+    with pytest.raises(StopRequested):
+        filler.fill()
+    assert [found.prompt.slot.position for found in filler.begun()] == [2, 3, 4, 5], "the last one has no token yet"
+    filler.forget_begun()
+    assert [found.prompt.slot.position for found in filler.begun()] == [2], "what is carried over stays"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.rounds import answer, judge
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.step_meter import StepMeter
+from yatt_mm.rollout.engine_types import EngineError
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -292,5 +294,47 @@ def test_a_deterministic_phase_calls_every_engine_of_a_judge_once(num: int) -> N
             works = await answered(here, num)
             await judge(works, StepMeter(), here.context)
             assert here.judges[0].calls == [list(range(num))]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        ray.exceptions.RayActorError(),
+        ray.exceptions.RayTaskError("generate", "", EngineError("engine 1 gave up generating: its process died")),
+    ],
+)
+def test_other_engines_take_over_the_groups_of_one_that_dies(death: Exception) -> None:
+    async def test() -> None:
+        async with world("rollout.max_groups_per_engine=4") as here:
+            here.engines[1].failure = death
+            works = [GroupWork(prompt=prompt) for prompt in here.prompts(12)]
+            cut = await here.engines[0].generate(
+                [RolloutStage(here.context, SAMPLING, num_samples=2)._task(works[0])], SAMPLING
+            )
+            works[0].group = replace(cut[0], finish_reasons=("stop", "abort"))
+            here.engines[0].parts.clear()
+            stage = RolloutStage(here.context, SAMPLING, num_samples=2)
+            for work in works:
+                here.context.calls.start(stage.sample(work))
+            await here.context.calls.finish()
+            assert all(work.is_answered for work in works)
+            assert sorted(slot for slot, _ in here.engines[0].parts) == list(range(12)), "each once"
+            assert (0, True) in here.engines[0].parts, "it goes on with the tokens that it had"
+            assert here.engines[1].calls != [], "the other one was asked"
+            assert here.coordinator._pools["rollout"].awake == {0}
+
+    run(test())
+
+
+def test_the_death_of_the_last_engine_ends_the_phase() -> None:
+    async def test() -> None:
+        with pytest.raises(WorkerError, match=r"engine [01] was lost during step 1"):
+            async with world() as here:
+                for engine in here.engines:
+                    engine.failure = ray.exceptions.RayActorError()
+                await answered(here, 8)
+        assert all(engine.calls for engine in here.engines)
 
     run(test())

@@ -125,6 +125,48 @@ def test_a_carried_group_continues_with_its_tokens() -> None:
     run(test())
 
 
+def test_a_stream_that_is_cancelled_keeps_finished_groups_and_the_tokens_of_the_others() -> None:
+    async def test() -> None:
+        async with world(*FOUR) as here:
+            for engine in here.engines:
+                engine.held = {0, 1}
+            one = stream(here)
+            running = asyncio.ensure_future(one.run(await here.open_stream()))
+            await until(lambda: len(one.landed) == 2 and sum(len(engine._cut) for engine in here.engines) == 2)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert running.cancelled()
+        works = {work.prompt.slot.position: work for work in one.works}
+        assert sorted(works) == [0, 1, 2, 3]
+        assert [works[at].is_answered for at in range(4)] == [False, False, True, True]
+        assert all(work.group is not None for work in works.values())
+        assert works[2].rewards == [1.0, 0.0] and works[0].rewards == []
+
+    run(test())
+
+
+def test_what_a_group_has_passed_is_not_done_again() -> None:
+    async def test() -> None:
+        meter = StepMeter()
+        async with world(*FOUR, *JUDGE, "placement.mode=partial_colocation", "sampling.replace_groups=false") as here:
+            before = stream(here, judging_for=meter)
+            await before.run(await here.open_stream())
+            works = {work.prompt.slot.position: work for work in before.works}
+            works[1].rewards, works[1].scores = [1.0, 0.0], works[1].scores[:1]  # not judged yet
+            works[2].rewards, works[2].scores = [], []
+            num_judged = meter.sums["genrm/num_judged"]
+        async with world(*FOUR, *JUDGE, "placement.mode=partial_colocation", "sampling.replace_groups=false") as here:
+            slots = await here.open_stream()
+            kept, _ = await stream(here, works, judging_for=meter).run(slots)
+            assert [part for engine in here.engines for part in engine.parts] == [], "nothing is answered twice"
+            assert here.reward_workers[0].calls == [[2]]
+            assert sorted(at for call in here.judges[0].calls for at in call) == [1, 2]
+        assert meter.sums["genrm/num_judged"] == num_judged + 4
+        assert all(work.rewards == [1.0, 1.0] for work in kept)
+
+    run(test())
+
+
 def test_judges_score_inside_the_stream() -> None:
     async def test() -> None:
         meter = StepMeter()

@@ -16,6 +16,7 @@ from PIL import Image
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
 from dataplane.core.errors import NodeTimeoutError
 from dataplane.core.refs import Ref
 from tests.dataplane.clips import encode_video, moving
@@ -40,7 +41,8 @@ def client() -> Iterator[Client]:
 
 
 def keeper_of(client: Client, run_dir: Path, *, num_controllers: int) -> Keeper:
-    return Keeper(run_dir=run_dir, num_controllers=num_controllers, dataplane_uri=client.uri, timeout_s=30)
+    own = Client(client.uri, timeout_s=30), Reader(client.uri, timeout_s=30)
+    return Keeper(*own, run_dir=run_dir, num_controllers=num_controllers)
 
 
 def image(client: Client, seed: int) -> Ref:

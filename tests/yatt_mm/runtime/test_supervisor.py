@@ -18,12 +18,12 @@ SUPERVISE = """
 import sys
 from yatt_mm.runtime import supervisor
 supervisor.LAUNCHER = ("-m", "tests.yatt_mm.runtime.launcher_double")
-sys.exit(supervisor.supervise(sys.argv[1:], None))
+sys.exit(supervisor.supervise(sys.argv[2:], sys.argv[1] or None))
 """
 
 
-def start(folder: Path, *ways: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SUPERVISE, str(folder), *ways]
+def start(folder: Path, *ways: str, resume: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SUPERVISE, resume, str(folder), *ways]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -84,8 +84,14 @@ def test_a_run_that_was_resumed_from_elsewhere_does_not_go_on_from_an_older_chec
     tmp_path: Path,
 ) -> None:
     (tmp_path / "checkpoints" / "step_000000").mkdir(parents=True)
+    assert start(tmp_path, "kill", resume="elsewhere").wait(60) == 0
+    assert [life["resume"] for life in lives(tmp_path)] == [["--resume=elsewhere"]] * 2
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_it_saved_before_its_first_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000000").mkdir(parents=True)
     assert start(tmp_path, "kill").wait(60) == 0
-    assert [life["resume"] for life in lives(tmp_path)] == [[], []]
+    assert [life["resume"] for life in lives(tmp_path)] == [[], ["--resume=auto"]]
 
 
 def test_a_signal_reaches_the_launcher_and_its_status_is_that_of_the_run(tmp_path: Path) -> None:

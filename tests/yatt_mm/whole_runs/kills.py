@@ -101,8 +101,9 @@ def _process_of(mark: str, role: str) -> int:
     return pid
 
 
-def run(command: list[str], kills: list[Kill]) -> tuple[runs.Finished, list[Kill]]:
-    """Run the command to its end, and return the result and which of the kills took place."""
+def run(command: list[str], kills: list[Kill], *, came: list[str] | None = None) -> tuple[runs.Finished, list[Kill]]:
+    """Run the command to its end, and return the result and which of the kills took place. `came` gets a line for each
+    phase to which a controller came: step, phase, and the number of its process."""
     before = runs.shared_memory()
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
@@ -119,6 +120,8 @@ def run(command: list[str], kills: list[Kill]) -> tuple[runs.Finished, list[Kill
                 return runs.finish(process, mark, before, Path(temporary)), killer.done
             finally:
                 killer.stop()
+                if came is not None:
+                    came += phases.read_text().splitlines()
 
 
 def faults(run_dir: Path) -> list[dict[str, Any]]:
