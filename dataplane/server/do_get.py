@@ -115,20 +115,26 @@ def _rows(
     for (at, asked), one, data in zip(run, found, contents, strict=True):
         if one is None:
             continue
+        if isinstance(one, DataPlaneError):  # not raised: it would keep this frame, and with it all leases
+            yield _error_row(at, one)
+            continue
         try:
             info = _described(services, asked, one)
         except DataPlaneError as error:
-            yield _Row(at, 0, dump({"error": type(error).__name__, "message": str(error)}), 0)
+            yield _error_row(at, error)
             continue
         assert data is not None
         for start in range(0, max(1, data.size), BATCH_BYTES):
             yield _Row(at, start, b"" if start else dump(info), min(BATCH_BYTES, data.size - start), data)
 
 
-def _described(services: Services, asked: Ref, one: Leased | DataPlaneError) -> dict[str, Any]:
-    """Return the `info` of a leased object. If the object has an error instead, raise it."""
-    if isinstance(one, DataPlaneError):
-        raise one
+def _error_row(at: int, error: DataPlaneError) -> _Row:
+    """Return the row of an object that has an error."""
+    return _Row(at, 0, dump({"error": type(error).__name__, "message": str(error)}), 0)
+
+
+def _described(services: Services, asked: Ref, one: Leased) -> dict[str, Any]:
+    """Return the `info` of a leased object."""
     info: dict[str, Any] = {"checksum": checksum(services.store, one)}
     if one.entry.ref != asked:
         info["ref"] = one.entry.ref.to_dict()

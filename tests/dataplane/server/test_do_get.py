@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.digests import content_digest
 from dataplane.core.refs import Ref
+from tests.dataplane.shards import wait_until
 
 
 @pytest.fixture
@@ -98,6 +100,16 @@ def test_streams_leave_no_lease_behind(client: Client, flight: fl.FlightClient) 
     while client.stat()["num_leases"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert client.stat()["num_leases"] == 0
+    client.release(refs)
+
+
+def test_an_object_that_is_another_than_its_ref_claims_keeps_no_lease_on_those_sent_with_it(
+    client: Client, flight: fl.FlightClient
+) -> None:
+    refs = [client.put(np.zeros(1 << 16, np.uint8), name=f"claimed/{at}") for at in range(2)]
+    _, infos = pieces(flight, [refs[0], replace(refs[1], version=refs[1].version + 1)])
+    assert infos[1]["error"] == "ChecksumError" and "error" not in infos[0]
+    wait_until(lambda: client.stat()["num_leases"] == 0, timeout_s=10)
     client.release(refs)
 
 
