@@ -60,7 +60,7 @@ algorithms: data
 
 test: check
 	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 3 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
-	$(PYTHON) -m pytest -m "alone and not faults" $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "alone and not faults" -n 2 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
 
 unit: $(STAMP)
 	$(PYTHON) -m pytest -m "not alone" -n 4 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)

@@ -22,9 +22,13 @@ TOGETHER = {
     "tests/models": "ranks",
     "tests/yatt_mm/training": "ranks",
     "tests/yatt_mm/weights": "ranks",
+    "tests/examples/test_digits.py": "digits",
+    "tests/yatt_mm/whole_runs/test_faults.py": "digits",
+    "tests/yatt_mm/whole_runs/test_learning.py": "digits",
 }
-"""The folders whose files share what takes longest to start: an engine, or the processes of the training ranks. When
-pytest-xdist runs several files at a time, one worker takes all files of a group, and these groups come first."""
+"""The folders and files that share what takes longest to start: an engine, the processes of the training ranks, or a
+whole run on a model that was warmed up. When pytest-xdist runs several files at a time, one worker takes all files of a
+group, and these groups come first."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
@@ -35,14 +39,16 @@ settings.load_profile("the same")
 
 
 def group_of(path: str) -> str:
-    """Return the group of a test file, which is the file itself outside of the folders of `TOGETHER`."""
-    return next((group for folder, group in TOGETHER.items() if path.startswith(f"{folder}/")), path)
+    """Return the group of a test file, which is the file itself unless it is among those of `TOGETHER`."""
+    return next((group for one, group in TOGETHER.items() if path == one or path.startswith(f"{one}/")), path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the groups of `TOGETHER` first, group by group."""
     first = list(TOGETHER.values())
-    items.sort(key=lambda item: first.index(group) if (group := group_of(item.nodeid)) in first else len(first))
+    group = [group_of(item.nodeid.partition("::")[0]) for item in items]
+    place = {id(item): first.index(one) if one in first else len(first) for item, one in zip(items, group)}
+    items.sort(key=lambda item: place[id(item)])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,6 +25,8 @@ from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.verdicts import LabelScore
 from yatt_mm.rollout.vllm_engine import VllmEngine
 
+pytestmark = pytest.mark.parity
+
 TEXTS = ("3", "7", "it is 7<|im_end|>")
 SPEC = JudgeSpec(name="head", template=JudgeTemplate(CONVERSATION, needs_response=False), verdict=LabelScore())
 
@@ -168,7 +170,6 @@ def test_media_that_the_engine_dropped_are_sent_again(
     assert (found.num_failed, found.scores) == (0, pytest.approx(wanted.scores, abs=1e-4))
 
 
-@pytest.mark.parity
 def test_a_label_of_several_of_another_family(
     client: Client, reader: Reader, with_image: GroupRef, run: Run, tmp_path: Path
 ) -> None:
