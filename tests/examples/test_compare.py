@@ -116,13 +116,13 @@ def test_the_conversation_has_a_system_turn_and_text_around_two_images() -> None
     assert warmup.conversation().messages() == CONVERSATION
 
 
-@pytest.mark.alone
+@pytest.mark.parity
 def test_answers_are_single_tokens(small: Small) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small.model)
     assert all(len(tokenizer(answer)["input_ids"]) == 1 for answer in ANSWERS)
 
 
-@pytest.mark.alone
+@pytest.mark.parity
 def test_the_warm_up_teaches_reading_and_refuses_to_save_what_learned_too_little(
     small: Small, split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ def _rows(small: Small, step: int, kind: str) -> list[Row]:
     return [row for row in rows if row["split"] == kind]
 
 
-@pytest.mark.alone
+@pytest.mark.parity
 def test_a_run_trains_on_every_pair_and_engine_and_trainer_agree(
     run: runs.Finished, small: Small, split: Split
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_run_trains_on_every_pair_and_engine_and_trainer_agree(
     assert last["dataplane/num_recomputed"] == 0
 
 
-@pytest.mark.alone
+@pytest.mark.parity
 def test_kept_rollouts_show_the_conversation_and_both_scans_in_its_order(
     run: runs.Finished, small: Small, split: Split
 ) -> None:
@@ -213,7 +213,7 @@ def test_kept_rollouts_show_the_conversation_and_both_scans_in_its_order(
             assert np.abs(pixels[0].astype(int) - pixels[1]).mean() < 4
 
 
-@pytest.mark.alone
+@pytest.mark.parity
 def test_the_engine_reads_both_images_where_transformers_reads_them(
     run: runs.Finished, small: Small, split: Split
 ) -> None:

@@ -55,6 +55,7 @@ def _abandoned(shared_memory: set[Path]) -> set[Path]:
     return {p for p in shared_memory if p.exists() and str(p) not in mapped and not p.name.startswith(others)}
 
 
+@pytest.mark.parity
 def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leaves_nothing_behind(
     engine: VllmEngine, prompts: Prompts, run: Run, tiny_dir: Path, leftovers: Callable[[], set[object]]
 ) -> None:
