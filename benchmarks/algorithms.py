@@ -22,8 +22,9 @@ from yatt_mm.algorithms.table import ALGORITHMS
 FLOOR, CEILING = 0.90, 0.45
 """The accuracy that an algorithm must reach, and the one that it must not exceed with the opposite reward."""
 OPPOSITE = f"{Path(__file__).resolve().parent / 'common' / 'opposite_reward.py'}:opposite"
-OF_DIGITS = {"gspo": ("algorithm.clip_low=0.2",)}
-"""Settings of algorithms whose defaults are for long responses."""
+OF_DIGITS = {"gspo": ("algorithm.clip_low=0.2", "algorithm.clip_high=0.28")}
+"""Settings of algorithms whose defaults are for long responses. All others have their own defaults, also where the
+config has another value."""
 
 
 def main() -> None:
@@ -39,6 +40,7 @@ def main() -> None:
         fixed = [
             f"run.name={name}",
             f"algorithm.name={name}",
+            "algorithm.clip_high=null",
             f"train.steps={options.steps}",
             f"eval.every={options.steps}",
             "checkpoint.every=0",

@@ -26,6 +26,10 @@ READS: dict[str, dict[str, str | float]] = {
 """By kind the settings that it reads, with their defaults."""
 
 
+MAX_LOG_RATIO = 20.0
+"""The largest logarithm of a ratio, up or down, that counts: 5e8."""
+
+
 @dataclass(frozen=True, slots=True)
 class Corrected:
     """The correction of the sampled tokens of a microbatch. Nothing of it carries a gradient."""
@@ -48,7 +52,7 @@ def correct(proximal_logprobs: torch.Tensor, inputs: LossInputs, settings: Corre
     `worst_ratio` or below its reciprocal.
     """
     log_ratio = (proximal_logprobs - inputs.rollout_logprobs).detach()
-    ratio = _at_level(log_ratio, inputs, settings).exp()
+    ratio = _exp(_at_level(log_ratio, inputs, settings))
     is_cut = ratio > settings.cap
     if settings.kind == "tis":
         weights = ratio.clamp(max=settings.cap)
@@ -67,12 +71,17 @@ def _at_level(log_ratio: torch.Tensor, inputs: LossInputs, settings: CorrectionS
     return inputs.sequence_means(log_ratio) if settings.level == "geometric" else log_ratio
 
 
+def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Return the ratio. It stays finite, so that neither a metric nor a weight of 0 times it is ever NaN."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
 def metrics_of(corrected: Corrected, shares: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the metrics of a microbatch's correction, as sums. `shares`: [K] those of the tokens, with the sum 1 over
     the global batch. `effective_share` makes one number of the last two."""
     log_ratio, weights = corrected.log_ratio, corrected.weights
     return {
-        "mismatch_k3": (shares * (log_ratio.exp() - 1 - log_ratio)).sum(),
+        "mismatch_k3": (shares * (_exp(log_ratio) - 1 - log_ratio)).sum(),
         "cut_frac": (shares * corrected.is_cut).sum(),
         "correction_mean": (shares * weights).sum(),
         "correction_squares": (shares * weights * weights).sum(),

@@ -38,7 +38,8 @@ class LossInputs:
 
     def sequence_sums(self, values: torch.Tensor) -> torch.Tensor:
         """Return [K] the sum of the [K] `values` over each token's response."""
-        return values.new_zeros(self.num_sequences).index_add(0, self.sequences, values)[self.sequences]
+        zeros = values.new_zeros(self.num_sequences)
+        return zeros.index_put((self.sequences,), values, accumulate=True)[self.sequences]  # in order also on GPUs
 
     def sequence_maxima(self, values: torch.Tensor) -> torch.Tensor:
         """Return [K] the largest of the [K] `values`, which are not negative, over each token's response."""

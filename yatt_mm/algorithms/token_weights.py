@@ -62,7 +62,9 @@ class UpdateWeights:
 
     @property
     def total(self) -> float:
-        """The sum of all weights: 1 unless the kind is `constant`."""
-        if self.rule.kind != "constant" or not self.num_sequences:
+        """The sum of all weights: 1 unless the kind is `constant`, and 0 if no response counts."""
+        if not self.num_sequences:
+            return 0.0
+        if self.rule.kind != "constant":
             return 1.0
         return self.num_tokens / (self.num_sequences * self.rule.max_tokens)

@@ -70,10 +70,11 @@ class BegunSteps:
             (partial / STATE_FILE).write_text(json.dumps(state, indent=1))
         with writing(partial):
             write_manifest(partial)
-            if final.exists():
-                self._drop(step)
+            dropped = self._put_aside(step) if final.exists() else None
             partial.rename(final)
             sync_directory(self.root)
+            if dropped is not None:
+                shutil.rmtree(dropped)  # at the end: it takes a while, and either of them counts until then
         return final
 
     def steps(self) -> list[int]:
@@ -113,9 +114,14 @@ class BegunSteps:
         return self.root / f"begun_{step:06d}"
 
     def _drop(self, step: int) -> None:
+        dropped = self._put_aside(step)
+        sync_directory(self.root)
+        shutil.rmtree(dropped)
+
+    def _put_aside(self, step: int) -> Path:
+        """Take the name from what there is of `step`, and return where it is."""
         dropped = self.root / f".dropped_begun_{step:06d}"
         if dropped.exists():
             shutil.rmtree(dropped)
         self.folder(step).rename(dropped)
-        sync_directory(self.root)
-        shutil.rmtree(dropped)
+        return dropped

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from yatt_mm.algorithms.correction import READS
 from yatt_mm.algorithms.settings import (
@@ -111,6 +111,12 @@ class AlgorithmSection(Section):
         if setting not in settings_of(name):
             raise ValueError(f"{name} does not read it; it reads {', '.join(settings_of(name))}")
         return value
+
+    @model_validator(mode="after")
+    def _check_penalty(self) -> Self:
+        if self.overlong_penalty != 1 and not self.overlong_buffer:
+            raise ValueError(f"overlong_penalty is {self.overlong_penalty:g}, but overlong_buffer is 0: set both")
+        return self
 
     def settings(self) -> AlgorithmSettings:
         """Return the settings as controllers and training ranks read them."""

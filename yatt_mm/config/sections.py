@@ -294,11 +294,35 @@ class TrainSection(Section):
         if "lr_schedule" not in info.data:  # it was refused
             return value
         schedule, reads = info.data["lr_schedule"], SCHEDULE_READS[info.data["lr_schedule"]]
-        if value and info.field_name not in reads:
+        is_given = value is not None and (info.field_name, value) != ("warmup_steps", 0)
+        if is_given and info.field_name not in reads:
             others = [str(name) for name, settings in SCHEDULE_READS.items() if name and info.field_name in settings]
             own = f"the schedule {schedule}" if schedule else "the rate without train.lr_schedule"
             raise ValueError(f"{own} does not read it; it is a setting of {', '.join(others)}")
         return reads.get(str(info.field_name)) if value is None else value
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        total, decay = self.steps * self.num_minibatches, self.num_decay_updates
+        if self.lr_schedule == "warmup_stable_decay" and self.warmup_steps + decay > total:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps} and lr_decay_steps {decay}, together more than the {total} "
+                "updates of the run (steps times num_minibatches)"
+            )
+        return self
+
+    @property
+    def rate_falls(self) -> bool:
+        """True if the learning rate depends on how many updates the run has."""
+        if self.lr_schedule is None:
+            return self.lr_final_frac != 1
+        return self.lr_schedule not in ("constant", "constant_with_warmup")
+
+    @property
+    def num_decay_updates(self) -> int:
+        """The optimizer updates at the end over which `warmup_stable_decay` falls."""
+        total = self.steps * self.num_minibatches
+        return self.lr_decay_steps or min(total, max(2, total // 10))
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:

@@ -78,7 +78,8 @@ class BegunStepSaver:
         self._rendezvous.gather(None)  # so that the rendezvous is at this step
         saved = self._put_back(step)
         groups = tuple(work.scored() for work in self._works(saved.groups))
-        return StepShare(groups=groups, has_wrong_rewards=saved.has_wrong_rewards, meter=saved.meter)
+        has_wrong_rewards = any(self._rendezvous.gather(saved.has_wrong_rewards))  # this one may have no file
+        return StepShare(groups=groups, has_wrong_rewards=has_wrong_rewards, meter=saved.meter)
 
     def save_part(
         self, step: int, works: Sequence[GroupWork], meter: StepMeter, sampling: Callable[[], dict[str, Any]]
@@ -148,5 +149,6 @@ class BegunStepSaver:
         return [GroupWork.resumed(prompt, group) for prompt, group in zip(prompts, groups)]
 
     def _ask(self, what: str, call: Any) -> Any:
-        (result,) = wait_all([("the keeper", call)], what=what, deadline_s=self._config.faults.save_deadline_s)
+        limit_s, seen = self._config.faults.save_deadline_s, self._rendezvous.seen
+        (result,) = wait_all([("the keeper", call)], what=what, deadline_s=limit_s, done_by=seen)
         return result

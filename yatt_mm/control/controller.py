@@ -32,7 +32,15 @@ from yatt_mm.control.step_records import StepRecords
 from yatt_mm.control.updates import Updates
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
-from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, finish_update, resident_bytes
+from yatt_mm.generation.metrics import (
+    add_advantages,
+    add_groups,
+    add_judges,
+    add_moves,
+    add_sampling,
+    finish_update,
+    resident_bytes,
+)
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
@@ -127,10 +135,11 @@ class Controller:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
         if not self.is_begun:
             self.begin()
-            if self.config.checkpoint.at == "phase":
-                self.checkpoint()  # what is saved inside the first steps needs one before it
         elif self._team.restart_count and self._start.ranks_at <= self.step:
             self._save_what_is_due()  # a fault may have come before it was saved, and no later update
+        needs_one = self.config.checkpoint.at == "phase" and self._start.ranks_at <= self.step
+        if needs_one and not self._saver.has_saved_until(self.step):
+            self.checkpoint()  # begun steps need one before them
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
@@ -183,7 +192,7 @@ class Controller:
             self._rendezvous.may_stop = False  # the ranks may have been trained on them
             return self._generated_before(share)
         if (share := self._begun.take(self.step)) is not None:
-            share = replace(share, groups=tuple(self._with_advantages(share.groups)))
+            share = replace(share, groups=tuple(map(bare, self._with_advantages(share.groups))))
             self._records.put(self.step, share)
             return self._generated_before(share)
         works, so_far = self._begun.take_part(self.step)
@@ -192,6 +201,7 @@ class Controller:
         filled = self._filler.fill()
         self._of_filling = self._meter.copy()
         filled = replace(filled, kept=self._with_advantages(filled.kept))
+        add_advantages(self._meter, filled.kept)
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)

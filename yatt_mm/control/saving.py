@@ -76,6 +76,11 @@ class CheckpointSaver:
             self._rendezvous.gather(None)
         return saved
 
+    def has_saved_until(self, step: int) -> bool:
+        """Return True if there is, or will be, a checkpoint of `step` or of one before it, as controller 0 sees it."""
+        steps = [*self._team.checkpoints.steps(), *([] if self._saving is None else [self._saving])]
+        return self._rendezvous.gather(any(saved <= step for saved in steps))[0]
+
     def has_saved(self, step: int) -> bool:
         """Return True if there is a checkpoint of `step`, as controller 0 sees it."""
         return self._rendezvous.gather(step in self._team.checkpoints.steps())[0]

@@ -36,6 +36,12 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, mi
             meter.add_mean(f"sets/{name}/length_mean", sum(lengths), len(lengths))
 
 
+def add_advantages(meter: StepMeter, kept: Sequence[ScoredGroup]) -> None:
+    """Add from how many of the groups of a full batch something is learned."""
+    for group in kept:
+        meter.add_mean("reward/has_advantage_frac", float(any(group.advantages)), 1)
+
+
 def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> None:
     """Add how a step's batch was filled. One controller adds it, because all know the same."""
     meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)

@@ -15,7 +15,7 @@ from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
-from yatt_mm.rollout.engine_types import EngineError
+from yatt_mm.rollout.engine_types import EngineAsleepError, EngineError, MediaDroppedError
 
 logger = logging.getLogger(__name__)
 
@@ -125,4 +125,6 @@ def _is_lost(error: WorkerError) -> bool:
     """Return True if an error says that the engine itself is of no use any more: its actor or its process died, or it
     hangs."""
     cause = error.__cause__
-    return isinstance(cause, ray.exceptions.RayActorError) or isinstance(getattr(cause, "cause", None), EngineError)
+    reason = getattr(cause, "cause", None)
+    is_alive = isinstance(reason, (EngineAsleepError, MediaDroppedError))
+    return isinstance(cause, ray.exceptions.RayActorError) or (isinstance(reason, EngineError) and not is_alive)

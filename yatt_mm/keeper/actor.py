@@ -34,6 +34,7 @@ class KeeperActor:
         from yatt_mm.keeper.keeper import Keeper
 
         client, reader = Client(dataplane_uri, timeout_s=timeout_s), Reader(dataplane_uri, timeout_s=timeout_s)
+        client.open_scope(scope)  # so that it is open again before this actor stores a record at a new node
         self._keeper: Keeper = Keeper(client, reader, run_dir=run_dir, num_controllers=num_controllers)
         self._files: GroupFiles = GroupFiles(client, reader, scope=scope, durable=durable)
 

@@ -35,14 +35,14 @@ class LearningWatch:
 
     def take(self, record: Mapping[str, Any]) -> str:
         """Take the record of a step. Return a warning, or an empty text."""
-        if "reward/has_signal_frac" not in record:
+        if "reward/has_advantage_frac" not in record:
             return ""  # the evaluation before the first step
         self._num_steps += 1
         for key, share in record.items():
             if judge := JUDGE_FAILED.match(key):
                 self._least_failed[judge[1]] = min(share, self._least_failed.get(judge[1], 1.0))
         self._mean = record["reward/mean"]
-        if record["reward/has_signal_frac"] > 0:
+        if record["reward/has_advantage_frac"] > 0:
             self._num_with_signal += 1
             self._num_in_a_row = 0
             return ""

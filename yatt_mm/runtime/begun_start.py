@@ -38,12 +38,18 @@ def find_begun(config: Config, checkpoint: Path, resume: str, tell: Callable[[st
         return {}
     now, found = flat(config.model_dump(mode="json")), {}
     for begun in checkpoints.begun.after(step, tell):
-        changed = sorted(key for key in _changed(flat(begun.config), now) if not key.startswith(WITHOUT_EFFECT))
+        changed = sorted(key for key in _changed(flat(begun.config), now) if counts(key, config))
         if changed:
             tell(f"the responses of step {begun.step} are sampled again, because {changed[0]} has changed")
             break
         found[begun.step] = begun
     return found
+
+
+def counts(key: str, config: Config) -> bool:
+    """Return True if responses or weights depend on a key. On the number of steps a learning rate that falls
+    depends."""
+    return not key.startswith(WITHOUT_EFFECT) or (key == "train.steps" and config.train.rate_falls)
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

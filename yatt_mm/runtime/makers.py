@@ -71,7 +71,7 @@ def rank_makers(site: Site) -> list[Maker]:
             total_updates=total_updates,
             lr_final_frac=train.lr_final_frac or 0.0,
             schedule=train.lr_schedule,
-            decay_updates=train.lr_decay_steps or max(1, total_updates // 10),
+            decay_updates=train.num_decay_updates,
             part_lr=train.part_lr,
             offload_frac=train.optimizer_offload_fraction,
         ),

@@ -168,6 +168,8 @@ class TrainWorker:
         report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
         done = []
         for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
+            if not planned.total_weight:  # on no rank: old momentum would move the weights
+                continue
             loss = functools.partial(self._loss, total_weight=planned.total_weight)
             result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
             if result.was_skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,3 +161,12 @@ def test_without_a_correction_the_engine_makes_no_difference() -> None:
     products = [weight * a for weight, a in zip(WEIGHTS, [1, 1, -2, -2, -2, 1, 1], strict=True)]
     assert float(loss) == pytest.approx(-sum(products))
     assert set(metrics) == {"loss", "entropy", "clip_frac", "approx_kl"}
+
+
+def test_a_token_that_the_engine_gave_no_chance_makes_nothing_infinite() -> None:
+    inputs = replace(inputs_of(), rollout_logprobs=torch.full((7,), -200.0, dtype=torch.float32))
+    shares = torch.tensor([0.0] + [1 / 6] * 6)
+    for settings in (kind("icepop"), kind("tis", cap=math.inf, level="sequence")):
+        found = correct(torch.full((7,), LOGPROB), inputs, settings)
+        assert found.weights.isfinite().all()
+        assert all(value.isfinite() for value in metrics_of(found, shares).values())

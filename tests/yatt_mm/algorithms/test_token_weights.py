@@ -34,4 +34,4 @@ def test_each_kind_has_the_hand_worked_weights(
 def test_an_update_without_a_response_that_counts_has_no_weight(kind: TokenWeights) -> None:
     weights = UpdateWeights.of(Weighting(kind=kind, max_tokens=8, drops_truncated=True), [(8, "length")])
     assert weights.of_response(8, "length") == 0.0
-    assert weights.total == 1.0
+    assert weights.total == 0.0

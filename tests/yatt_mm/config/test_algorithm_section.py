@@ -54,6 +54,11 @@ def test_a_setting_that_the_algorithm_does_not_read_is_refused_with_those_that_i
         algorithm("algorithm.name=cispo", "algorithm.dual_clip=3")
 
 
+def test_a_penalty_without_a_buffer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="overlong_penalty is 3, but overlong_buffer is 0: set both"):
+        algorithm("algorithm.overlong_penalty=3")
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(
         ConfigError, match=r"^algorithm\.name is 'grpoo': there is no such algorithm; did you mean grpo\?"

@@ -53,6 +53,15 @@ def test_a_schedule_has_its_own_end_and_the_resolved_config_is_the_same_again(
             "train.lr_decay_steps is 5: the rate without train.lr_schedule does not read it; it is a "
             "setting of warmup_stable_decay",
         ),
+        (
+            {"lr_schedule": "constant", "lr_final_frac": 0.0},
+            "train.lr_final_frac is 0.0: the schedule constant does not read it; it is a "
+            "setting of cosine_with_min_lr, warmup_stable_decay",
+        ),
+        (
+            {"lr_schedule": "warmup_stable_decay", "warmup_steps": 9000, "lr_decay_steps": 9},
+            "warmup_steps is 9000 and lr_decay_steps 9, together more than the ",
+        ),
         ({"part_lr": {"head": 1.0}}, "train.part_lr.head is 'head': wanted 'tower', 'merger' or 'language'"),
         (
             {"part_lr": {"tower": 1e-6}, "freeze": ["tower"]},

@@ -49,10 +49,15 @@ class Rendezvous:
 
     def __init__(self) -> None:
         self.num_meetings = 0
+        self.others: list[Any] = []
+        """What other controllers bring to every meeting."""
 
     def gather(self, value: Any) -> list[Any]:
         self.num_meetings += 1
-        return [value]
+        return [value, *self.others]
+
+    def seen(self) -> None:
+        """This controller waits for the keeper."""
 
     def sampling_state(self) -> dict[str, Any]:
         return {"order": 7}
@@ -99,6 +104,17 @@ class Run:
         more: Any = (self.prompts, self.rendezvous, StepMeter())
         config = config_of(f"controllers.num={num}")
         self.savers = [BegunStepSaver(config, team, start, *more, controller=c) for c in range(num)]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_step_that_one_controller_must_not_train_is_trained_by_none(tmp_path: Path) -> None:
+    """Test a controller without a file: the step was begun by fewer."""
+    keeper = Keeper()
+    Run(tmp_path, keeper).savers[0].save(1, replace(share_of(0), has_wrong_rewards=True))
+    after = Run(tmp_path, keeper, num=2, goes_on=True)
+    after.rendezvous.others = [True]
+    share = after.savers[1].take(1)
+    assert share is not None and not share.groups and share.has_wrong_rewards
 
 
 @pytest.mark.usefixtures("at_once")

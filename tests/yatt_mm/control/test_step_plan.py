@@ -97,7 +97,7 @@ def test_replicas_are_planned_in_the_order_of_the_request() -> None:
 
 
 def test_a_step_without_samples_is_one_empty_microbatch_and_even() -> None:
-    empty = UpdatePlan(groups=(), minibatches=(Minibatch(microbatches=((),), total_weight=1.0),))
+    empty = UpdatePlan(groups=(), minibatches=(Minibatch(microbatches=((),), total_weight=0.0),))
     assert plan([], num_minibatches=1) == StepPlan(replicas=(empty, empty), imbalance=1.0, num_microbatches=1)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dataplane.core.refs import Ref
 from tests.yatt_mm.generation.fakes import prompt
-from yatt_mm.generation.metrics import add_groups
+from yatt_mm.generation.metrics import add_advantages, add_groups
 from yatt_mm.protocol.control import ScoredGroup, Slot
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
@@ -57,3 +58,12 @@ def test_each_set_and_each_part_has_its_mean_over_all_controllers() -> None:
 
 def test_a_run_with_one_set_has_no_metrics_of_its_own_for_it() -> None:
     assert not [name for name in metrics([group(0, "train", (0.0, 1.0))]) if name.startswith("sets/")]
+
+
+def test_a_group_of_equal_rewards_teaches_something_if_it_has_advantages() -> None:
+    """Test what `reinforce_plus_plus` makes of a batch whose groups differ from each other alone."""
+    groups = [replace(group(0, "a", (1.0, 1.0)), advantages=(1.0, 1.0)), group(1, "a", (0.0, 1.0))]
+    meters = [StepMeter(), StepMeter()]
+    for meter, one in zip(meters, groups):
+        add_advantages(meter, [one])
+    assert merge(meters)["reward/has_advantage_frac"] == 0.5

@@ -33,8 +33,8 @@ def written(console: Console) -> str:
     return console.file.getvalue()
 
 
-def step(number: int, has_signal_frac: float) -> dict[str, Any]:
-    return {"kind": "step", "step": number, "reward/mean": 0.25, "reward/has_signal_frac": has_signal_frac}
+def step(number: int, has_advantage_frac: float) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "reward/mean": 0.25, "reward/has_advantage_frac": has_advantage_frac}
 
 
 def test_steps_without_signal_are_told_once_in_a_row_and_a_run_without_any_has_failed(tmp_path: Path) -> None:

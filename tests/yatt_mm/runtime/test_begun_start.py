@@ -8,7 +8,7 @@ import pytest
 
 from tests.yatt_mm.generation.fakes import config_of
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.runtime.begun_start import find_begun
+from yatt_mm.runtime.begun_start import counts, find_begun
 
 
 @pytest.fixture
@@ -36,14 +36,25 @@ def test_an_earlier_checkpoint_goes_on_with_them_if_the_newest_is_damaged_but_no
 
 
 @pytest.mark.parametrize(
-    "override", ["controllers.num=3", "train.steps=99", "rollout.max_num_seqs=8", "faults.max_restarts=0"]
+    "override", ["controllers.num=3", "eval.every=3", "rollout.max_num_seqs=8", "faults.max_restarts=0"]
 )
 def test_what_responses_do_not_depend_on_may_change(override: str, root: Path) -> None:
     assert list(find_begun(config_of(override), root / "step_000004", "auto", pytest.fail)) == [5, 6]
 
 
+def test_the_number_of_steps_may_change_unless_the_learning_rate_falls_until_the_last_one() -> None:
+    assert not counts("train.steps", config_of())
+    assert not counts("train.steps", config_of("train.lr_final_frac=null", "train.lr_schedule=constant"))
+    assert counts("train.steps", config_of("train.lr_final_frac=0.5"))
+    assert counts("train.steps", config_of("train.lr_final_frac=null", "train.lr_schedule=cosine"))
+
+
 @pytest.mark.parametrize(
-    ("override", "key"), [("rollout.temperature=0.5", "rollout.temperature"), ("train.lr=1", "train.lr")]
+    ("override", "key"),
+    [
+        ("rollout.temperature=0.5", "rollout.temperature"),
+        ("train.lr=1", "train.lr"),
+    ],
 )
 def test_they_are_sampled_again_if_what_they_depend_on_has_changed(override: str, key: str, root: Path) -> None:
     said: list[str] = []

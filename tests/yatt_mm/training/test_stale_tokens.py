@@ -63,7 +63,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.set_state(State.WEIGHTS_ONLY)
         worker.publish(str(folder / "policy"), 2)
         worker.set_state(State.AWAKE)
-        found = {"corrected": _corrected(worker, client)}
+        found = {"corrected": _corrected(worker, client), "empty": _without_weight(worker, client)}
         for num_updates, name in ((2, "twice"), (1, "once")):
             current = _current_logprobs(worker, client, name)
             # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
@@ -102,6 +102,18 @@ def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
     worker._spec = plain
     worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     return found
+
+
+def _without_weight(worker: TrainWorker, client: Client) -> tuple[bool, UpdateReport]:
+    """Return whether the weights stay in an update in which no response counts, and its report. There is momentum from
+    earlier updates."""
+    before = _current_logprobs(worker, client, "counted")
+    plan = _plan(client, "empty", before)
+    empty = dataclasses.replace(plan.minibatches[0], total_weight=0.0)
+    worker._step = 2
+    report = worker.update(dataclasses.replace(plan, minibatches=(empty,)), 3)
+    after = _current_logprobs(worker, client, "not counted")
+    return all(np.array_equal(now, then) for now, then in zip(after, before, strict=True)), report
 
 
 def _again(worker: TrainWorker, client: Client, plan: UpdatePlan, report: UpdateReport) -> dict[str, Any]:
@@ -181,6 +193,11 @@ def test_a_stale_token_is_weighed_against_the_policy_that_sampled_it(found: dict
     report: UpdateReport = once["report"]
     assert report.loss_metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert report.loss_metrics["approx_kl"] == pytest.approx(3 / NUM_TOKENS * (np.exp(-0.5) - 1 + 0.5), abs=1e-5)
+
+
+def test_an_update_in_which_no_response_counts_changes_nothing(found: dict[str, Any]) -> None:
+    weights_stay, report = found["empty"]
+    assert weights_stay and not report.loss_metrics and not report.num_skipped
 
 
 def test_a_correction_weighs_tokens_against_the_engine_and_their_ratios_begin_at_one(found: dict[str, Any]) -> None:
