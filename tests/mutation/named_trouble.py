@@ -20,9 +20,9 @@ NAMED_TROUBLE = (
     Named(
         claim="a checkpoint loses its name before its files",
         test=f"{CHECKPOINTS}test_a_checkpoint_loses_its_name_before_its_files",
-        path="yatt_mm/common/checkpoints.py",
-        before="        self._final(step).rename(dropped)\n        sync_directory(self.root)\n",
-        after="        shutil.copytree(self._final(step), dropped)\n        shutil.rmtree(self._final(step))\n",
+        path="yatt_mm/common/dropping.py",
+        before="    folder.rename(dropped)\n",
+        after="    shutil.copytree(folder, dropped)\n    shutil.rmtree(folder)\n",
     ),
     Named(
         claim="the best checkpoint stays",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.core.disk_sync import sync_directory
+from yatt_mm.common.dropping import drop, put_aside
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import check_files, write_manifest
 from yatt_mm.common.writing import writing
@@ -70,7 +71,7 @@ class BegunSteps:
             (partial / STATE_FILE).write_text(json.dumps(state, indent=1))
         with writing(partial):
             write_manifest(partial)
-            dropped = self._put_aside(step) if final.exists() else None
+            dropped = put_aside(final) if final.exists() else None
             partial.rename(final)
             sync_directory(self.root)
             if dropped is not None:
@@ -107,21 +108,8 @@ class BegunSteps:
         """Remove what there is of the steps until `step`. Each loses its name first. Raises OSError."""
         for old in self.steps():
             if old <= step:
-                self._drop(old)
+                drop(self.folder(old))
 
     def folder(self, step: int) -> Path:
         """Return the folder of `step`, whether it is there or not."""
         return self.root / f"begun_{step:06d}"
-
-    def _drop(self, step: int) -> None:
-        dropped = self._put_aside(step)
-        sync_directory(self.root)
-        shutil.rmtree(dropped)
-
-    def _put_aside(self, step: int) -> Path:
-        """Take the name from what there is of `step`, and return where it is."""
-        dropped = self.root / f".dropped_begun_{step:06d}"
-        if dropped.exists():
-            shutil.rmtree(dropped)
-        self.folder(step).rename(dropped)
-        return dropped

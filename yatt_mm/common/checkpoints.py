@@ -20,6 +20,7 @@ from typing import Any
 
 from dataplane.core.disk_sync import sync_directory
 from yatt_mm.common.begun_steps import BegunSteps
+from yatt_mm.common.dropping import drop
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import check_files, num_written, write_manifest
 from yatt_mm.common.writing import writing
@@ -66,7 +67,7 @@ class Checkpoints:
         with writing(partial):
             write_manifest(partial)
             if final.exists():
-                self._drop(step)
+                drop(final)
             partial.rename(final)
         with writing(final):
             for folder in (self.root, *self.root.absolute().parents[:3]):  # the first checkpoint of a run made them
@@ -75,7 +76,7 @@ class Checkpoints:
         for old in self.steps()[: -self.keep]:
             if old != best:
                 with writing(self._final(old)):
-                    self._drop(old)
+                    drop(self._final(old))
         with writing(self.root):
             self.begun.drop_until(self.steps()[-self.keep :][0])
         return final
@@ -128,15 +129,6 @@ class Checkpoints:
         if self.root.is_dir():
             for path in (*self.root.glob(".partial_*"), *self.root.glob(".dropped_*")):
                 shutil.rmtree(path)
-
-    def _drop(self, step: int) -> None:
-        """Remove a checkpoint. It loses its name first, so no part of it is ever taken for a checkpoint."""
-        dropped = self.root / f".dropped_step_{step:06d}"
-        if dropped.exists():
-            shutil.rmtree(dropped)
-        self._final(step).rename(dropped)
-        sync_directory(self.root)
-        shutil.rmtree(dropped)
 
     def _final(self, step: int) -> Path:
         return self.root / f"step_{step:06d}"
