@@ -65,6 +65,8 @@ def build(
             sum_group=parallel_state.get_context_parallel_group(),
         )
         tower.always_runs = tower_always_runs
+        if recompute == "full" and "tower" not in frozen:
+            tower.recompute()
     config = family.transformer_config(hf_config, parallel, dtype)
     set_recompute(config, recompute)
     rope = MRope(

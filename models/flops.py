@@ -77,8 +77,8 @@ def count_operations(
 ) -> Operations:
     """Return the operations of the model of a Hugging Face config.json.
 
-    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. `recompute`
-    is megatron's setting for the decoder: `full` runs its layers forward twice, `selective` its attention.
+    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. Recompute
+    `full` runs the layers of decoder and trained tower forward twice, `selective` the decoder's attention.
 
     Raises:
         ValueError: a family whose tower is not described here.
@@ -101,7 +101,7 @@ def count_operations(
         per_token=2 * linear_passes * _decoder_weights(text),
         per_token_pair=round(4 * attention_passes * layers * attention_width),
         per_scored=2 * HEAD_PASSES * hidden * text["vocab_size"],
-        **_tower_operations(tower, freeze),
+        **_tower_operations(tower, freeze, runs_twice=recompute == "full" and "tower" not in freeze),
         window=tower.window,
         num_class_tokens=tower.num_class_tokens,
     )
@@ -117,6 +117,9 @@ class Tower:
     """The number of weights of the linear layers of all blocks."""
     merger_weights: int
     """The number of weights of the linear layers of all mergers."""
+    last_weights: int = 0
+    """The number of weights of linear layers of the blocks whose results no gradient needs. They are not computed
+    again."""
     patches_per_token: int
     hidden_size: int
     num_full_blocks: int
@@ -128,20 +131,21 @@ class Tower:
     """The number of class tokens, in addition to the patches of each frame."""
 
 
-def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
+def _tower_operations(tower: Tower, freeze: Collection[Part], *, runs_twice: bool) -> dict[str, int]:
     trains_tower, trains_merger = "tower" not in freeze, "merger" not in freeze
-    block_passes = 1 + 2 * trains_tower
+    blocks = (1 + 2 * trains_tower) * tower.block_weights
+    blocks += runs_twice * (tower.block_weights - tower.last_weights)
     # a merger begins with a norm, which is trained as well
     merger_passes = 1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger)
-    pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower))
+    pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower + runs_twice))
     return {
         # the gradient of pixels is not needed
         "per_patch": 2 * (1 + trains_tower) * tower.embedding_weights
-        + 2 * block_passes * tower.block_weights
+        + 2 * blocks
         + 2 * merger_passes * tower.merger_weights // tower.patches_per_token,
         "per_patch_pair": pair * tower.num_full_blocks,
         "per_window_pair": pair * tower.num_window_blocks,
-        "per_class_token": 2 * block_passes * tower.block_weights if tower.num_class_tokens else 0,
+        "per_class_token": 2 * blocks if tower.num_class_tokens else 0,
     }
 
 
@@ -219,10 +223,12 @@ def _qwen_tower(vision: Mapping[str, Any], *, mlp_matrices: int, num_mergers: in
     hidden, merged = vision["hidden_size"], vision["hidden_size"] * vision["spatial_merge_size"] ** 2
     channels = vision.get("in_channels") or vision.get("in_chans", 3)
     values = channels * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-    block = 4 * hidden**2 + mlp_matrices * hidden * vision["intermediate_size"]
+    matrix = hidden * vision["intermediate_size"]
+    block = 4 * hidden**2 + mlp_matrices * matrix
     return {
         "embedding_weights": values * hidden,
         "block_weights": vision["depth"] * block,
+        "last_weights": vision["depth"] * matrix,
         "merger_weights": num_mergers * merged * (merged + vision["out_hidden_size"]),
         "patches_per_token": vision["spatial_merge_size"] ** 2,
         "hidden_size": hidden,

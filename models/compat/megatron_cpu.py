@@ -215,9 +215,7 @@ def _reduce_scatter_uneven(
 
 
 def _fix_experts(module: dict[str, Any]) -> None:
-    """Define, in the router's module, the name of a Transformer Engine kernel that is missing here. Also keep it from
-    converting splits to numbers, which is only right for CUDA tensors."""
-    module["te_general_gemm"] = None
+    """Keep splits from being converted to numbers, which is only right for CUDA tensors."""
 
     def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

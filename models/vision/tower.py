@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from models.layout.gather import gather_rows
 from models.sequence.attention import vision_attention
@@ -104,6 +104,12 @@ class VisionTower(torch.nn.Module):
         sizes = [sum(merged[i] for i in share) for share in shares]
         gathered = gather_rows(local, sizes, self.group, self.sum_group)
         return gathered[_natural_order(shares, merged).to(local.device)]
+
+    def recompute(self) -> None:
+        """Keep only the inputs of the tower's blocks for the backward pass, which computes them again."""
+        for module in self.visual.modules():
+            if isinstance(module, PreTrainedModel):
+                module.gradient_checkpointing_enable({"use_reentrant": False})
 
     def normalise(self, patches: torch.Tensor) -> torch.Tensor:
         """Return the normalised pixels, float32 of the same shape as uint8 [N, D] or [n, C, S, S]: ((x / 255) - mean) /

@@ -270,7 +270,7 @@ class TrainSection(Section):
     clip_grad: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0
     """The largest norm of the global gradient; `.inf` sets no limit."""
     optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of the optimizer's state that stays, and is updated, in host memory. Needs a GPU."""
+    """The share of the optimizer's state that stays, and is updated, in host memory. Needs a GPU, and bfloat16."""
     num_minibatches: Count = 1
     """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
     max_tokens_per_microbatch: Count = 8192
@@ -278,8 +278,8 @@ class TrainSection(Section):
     max_patches_per_microbatch: Count | None = None
     """The most image patches of one forward pass; by default the patches of its tokens' images."""
     recompute: Literal["none", "full", "selective"] = "none"
-    """The activations that are computed again in the backward pass to save memory: none, whole layers, or attention
-    alone."""
+    """The activations that are computed again in the backward pass to save memory: none, whole layers of the decoder
+    and of the tower, or the decoder's attention alone."""
     freeze: Annotated[list[Literal["tower", "merger", "language"]], Field(max_length=2)] = []
     """Parts that are not trained, two at most: the vision tower, its merger (which makes tokens of patches), the
     language model."""

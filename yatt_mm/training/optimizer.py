@@ -25,6 +25,7 @@ from models.compat.megatron_core import (
 )
 from models.freeze import part_of
 from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training.distributed import device
 
 
 def wrap(chunks: Iterable[MegatronModule], *, overlap_grad_reduce: bool = False) -> list[DistributedDataParallel]:
@@ -53,10 +54,15 @@ def build_optimizer(
     ddp: list[DistributedDataParallel], settings: AdamSettings, dtype: torch.dtype
 ) -> MegatronOptimizer:
     """Return AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
-    if settings.offload_frac and not torch.cuda.is_available():
+    if settings.offload_frac and device().type == "cpu":
         raise ValueError(
             f"train.optimizer_offload_fraction is {settings.offload_frac}, but there is no GPU whose memory it would "
             "save; set it to 0"
+        )
+    if settings.offload_frac and dtype is torch.float32:  # megatron's optimizer takes no views of trained weights
+        raise ValueError(
+            f"train.optimizer_offload_fraction is {settings.offload_frac} and model.dtype is float32, which keeps no "
+            "main weights apart; set model.dtype to bfloat16, or the fraction to 0"
         )
     config = OptimizerConfig(
         optimizer="adam",
@@ -100,7 +106,26 @@ def make_state(optimizer: MegatronOptimizer) -> None:
             group["lr"] = 0.0
         distributed._init_optimizer_states_with_dummy_values()
         for group, rate in zip(groups, rates):
-            group.update(lr=rate, step=0)
+            group["lr"] = rate
+    continue_after(optimizer, 0)
+
+
+def continue_after(optimizer: MegatronOptimizer, num_updates: int) -> None:
+    """Let the next update be the one after `num_updates`. Call it when weights and moments were set.
+
+    With `train.optimizer_offload_fraction`, megatron's optimizer is a number of others. Each counts its own updates,
+    and those on the host keep a copy of the main weights, which they update.
+    """
+    for distributed in optimizer.chained_optimizers:
+        whole = distributed.optimizer
+        for part in getattr(whole, "sub_optimizers", (whole,)):
+            for group in part.param_groups:
+                group["step"] = num_updates
+            for state in part.state.values():
+                if "step" in state:  # torch's AdamW counts the updates of each parameter
+                    state["step"].fill_(num_updates)
+        for param, copy in getattr(whole, "gpu_params_map_cpu_copy", {}).items():
+            copy.data.copy_(param.data)
 
 
 def finish_gradients(

@@ -33,7 +33,7 @@ from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import note_written
 from yatt_mm.common.writing import writing
 from yatt_mm.training.boxes import Box, stretch
-from yatt_mm.training.optimizer import make_state
+from yatt_mm.training.optimizer import continue_after, make_state
 from yatt_mm.training.part_files import Parts, Piece, part_name, write_part
 
 WEIGHT = "weight"
@@ -151,10 +151,7 @@ def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: Mega
             state = distributed._get_main_param_and_optimizer_states(param)
             for kind, name in OF_OPTIMIZER.items():
                 _read(parts, kind, parameters[id(param)], start, stop, state[name])
-        if hasattr(distributed.optimizer, "_sync_hdo_state_to_sub_optimizers"):  # parts of it are on the host
-            distributed.optimizer._sync_hdo_state_to_sub_optimizers()
-        for group in distributed.optimizer.param_groups:
-            group["step"] = num_updates
+    continue_after(optimizer, num_updates)
     return num_updates
 
 

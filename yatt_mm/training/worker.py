@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
@@ -171,7 +172,8 @@ class TrainWorker:
             if not planned.total_weight:  # on no rank: old momentum would move the weights
                 continue
             loss = functools.partial(self._loss, total_weight=planned.total_weight)
-            result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
+            with self._saying_what_saves_memory():
+                result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
             if result.was_skipped:
                 report.num_skipped += 1
                 folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"
@@ -185,6 +187,21 @@ class TrainWorker:
             report.add_minibatch(result.loss_metrics, result.grad_norm, len(done))
         report.seconds = time.perf_counter() - started
         return report
+
+    @contextlib.contextmanager
+    def _saying_what_saves_memory(self) -> Iterator[None]:
+        """Add to the error of a device that is full which settings need less."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            ways = ["lower train.max_tokens_per_microbatch (and train.max_patches_per_microbatch)"]
+            if self._spec.recompute != "full":
+                ways.append("set train.recompute to full")
+            if not self._spec.optim.offload_frac:
+                ways.append("set train.optimizer_offload_fraction")
+            raise RuntimeError(
+                f"an update needs more memory than the device has: {', or '.join(ways)}. {error}"
+            ) from error
 
     def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
         """Make the weights readable for engines: in the shared-memory segment at `path`, in GPU memory, or in a stream.

@@ -1,4 +1,4 @@
-"""Sharing CUDA memory with another process on the same GPU. This code has never run on a GPU."""
+"""Sharing CUDA memory with another process on the same GPU."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.manifest import FileRecord, num_written
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
+from yatt_mm.training.distributed import device
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.train_sample import TrainSample
@@ -97,7 +98,7 @@ def zero_loss(
 
 def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Return every tensor of the model by its Hugging Face name."""
-    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights}
+    return {name: tensor.float().cpu().clone().numpy() for name, tensor in engine.weights}
 
 
 def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -323,7 +324,8 @@ def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] 
     losses, norms = [], []
     for _ in range(num_steps):
         result = engine.step(microbatches(engine, groups), weighted_loss)
-        total = torch.tensor([result.loss_metrics["loss"] if engine.is_loss_rank else 0.0], dtype=torch.float64)
+        loss = result.loss_metrics["loss"] if engine.is_loss_rank else 0.0
+        total = torch.tensor([loss], dtype=torch.float64, device=device())
         dist.all_reduce(total)
         losses.append(float(total))
         norms.append(result.grad_norm)

@@ -10,7 +10,7 @@ import torch
 
 from models.freeze import Part
 from models.layout.parallel import Parallel
-from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training import host_state, jobs
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.training.offload import Holding
 
@@ -54,3 +54,19 @@ def test_optimizer_state_on_the_host_is_refused_where_there_is_no_gpu(ranks: Ran
         pytest.skip("a GPU is there")
     with pytest.raises(AssertionError, match=r"train\.optimizer_offload_fraction is 0\.5, but there is no GPU"):
         ranks.run(1, jobs.train, untied_folder, Parallel(), 1, {"offload_frac": 0.5})
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_checkpoint_with_optimizer_state_on_the_host_continues_with_the_same_bits(
+    fraction: float, ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    plain = ranks.run(1, jobs.train_and_save, untied_folder, Parallel(), tmp_path / "plain", "bfloat16")[0]
+    saved, loaded = ranks.run(1, host_state.train_and_continue, untied_folder, tmp_path / "host", fraction)[0]
+    for found in (saved, loaded):
+        assert found["losses"] == plain["losses"]
+        assert all(np.array_equal(found["weights"][name], plain["weights"][name]) for name in plain["weights"])
+
+
+def test_optimizer_state_on_the_host_needs_main_weights(ranks: RankPool, untied_folder: Path) -> None:
+    with pytest.raises(AssertionError, match=r"model\.dtype is float32, .* set model\.dtype to bfloat16"):
+        ranks.run(1, host_state.train_in_float32, untied_folder)

@@ -8,9 +8,11 @@ import functools
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from dataplane.client.client import Client
@@ -64,6 +66,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.publish(str(folder / "policy"), 2)
         worker.set_state(State.AWAKE)
         found = {"corrected": _corrected(worker, client), "empty": _without_weight(worker, client)}
+        found["full"] = _with_a_full_device(worker, client)
         for num_updates, name in ((2, "twice"), (1, "once")):
             current = _current_logprobs(worker, client, name)
             # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
@@ -77,6 +80,18 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
             found[name] = {"report": report, "current": current, "engine": engine}
         found["again"] = _again(worker, client, plan, report)
     return found
+
+
+def _with_a_full_device(worker: TrainWorker, client: Client) -> str:
+    """Return the error of an update on a device that has no memory left."""
+    worker._step = 2
+    plan = _plan(client, "full", [np.zeros(len(ids), np.float32) for ids in RESPONSES])
+    with mock.patch.object(worker._engine, "step", side_effect=torch.OutOfMemoryError("tried to allocate 548 MiB")):
+        try:
+            worker.update(plan, 3)
+        except RuntimeError as error:
+            return str(error)
+    return "none"
 
 
 def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
@@ -242,3 +257,11 @@ def test_a_rank_trains_a_step_once_however_often_controllers_come_with_it(found:
 
 def test_a_rank_says_which_step_its_weights_have_and_none_after_an_update_that_failed(found: dict[str, Any]) -> None:
     assert found["again"]["settled"] == 4 and found["again"]["broken"] is None
+
+
+def test_an_update_for_which_the_device_is_too_small_says_what_to_set(found: dict[str, Any]) -> None:
+    assert found["full"] == (
+        "an update needs more memory than the device has: lower train.max_tokens_per_microbatch (and "
+        "train.max_patches_per_microbatch), or set train.recompute to full, or set train.optimizer_offload_fraction. "
+        "tried to allocate 548 MiB"
+    )
