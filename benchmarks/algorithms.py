@@ -3,8 +3,9 @@
 An algorithm that works reads the digits after the first run, and has forgotten them after the second. The table shows
 both accuracies and the seconds of a step.
 
-    python -m benchmarks.algorithms [--json] [--steps 25] [--only NAME ...] [--config configs/digits_cpu.yaml]
-        [key=value ...]
+    python -m benchmarks.algorithms [--json] [--steps 25] [--only NAME ...] [key=value ...]
+
+Their configs are those of configs/algorithms.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from yatt_mm.algorithms.table import ALGORITHMS
 FLOOR, CEILING = 0.90, 0.45
 """The accuracy that an algorithm must reach, and the one that it must not exceed with the opposite reward."""
 OPPOSITE = f"{Path(__file__).resolve().parent / 'common' / 'opposite_reward.py'}:opposite"
-OF_DIGITS = {"gspo": ("algorithm.clip_low=0.2", "algorithm.clip_high=0.28")}
-"""Settings of algorithms whose defaults are for long responses. All others have their own defaults, also where the
-config has another value."""
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "algorithms"
 
 
 def main() -> None:
@@ -32,24 +31,20 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--steps", type=int, default=25, help="training steps of each run (%(default)s)")
     arguments.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), metavar="NAME")
-    arguments.add_argument("--config", default="configs/digits_cpu.yaml")
     arguments.add_argument("overrides", nargs="*", metavar="key=value")
     options = arguments.parse_intermixed_args()
     rows = []
     for name in options.only:
         fixed = [
-            f"run.name={name}",
-            f"algorithm.name={name}",
-            "algorithm.clip_high=null",
             f"train.steps={options.steps}",
             f"eval.every={options.steps}",
             "checkpoint.every=0",
             "rollouts.keep=none",
-            *OF_DIGITS.get(name, ()),
             *options.overrides,
         ]
-        learns = run_and_read(options.config, fixed)
-        forgets = run_and_read(options.config, [*fixed, f"reward.function={OPPOSITE}"])
+        config = str(CONFIGS / f"{name}.yaml")
+        learns = run_and_read(config, fixed)
+        forgets = run_and_read(config, [*fixed, f"reward.function={OPPOSITE}"])
         before, after, opposed = (
             records[at]["eval/accuracy"] for records, at in ((learns, 0), (learns, -1), (forgets, -1))
         )

@@ -34,6 +34,7 @@ class Built:
     model: torch.nn.ModuleList
     """`VisionLanguageModel`s: the chunks of this rank's pipeline stage (one, unless the pipeline is virtual)."""
     weights: ShardedWeights
+    table: WeightTable
     files: CheckpointFiles
     layout: TokenLayout
 
@@ -91,7 +92,9 @@ def build(
     weights = ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
     check_finite([name for chunk in model for name in table.load(chunk, files)], files)
-    return Built(model=model.to(device), weights=weights, files=files, layout=family.token_layout(hf_config))
+    return Built(
+        model=model.to(device), weights=weights, table=table, files=files, layout=family.token_layout(hf_config)
+    )
 
 
 def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:

@@ -27,6 +27,8 @@ class LossInputs:
     """[K] bool, True where that policy is the current one."""
     rollout_logprobs: torch.Tensor
     """[K] float32 log-probabilities that the engine computed when it sampled."""
+    reference_logprobs: torch.Tensor | None = None
+    """[K] float32 log-probabilities under the reference; None where nothing reads them."""
     sequences: torch.Tensor
     """[K] int64, the place of each token's response in the microbatch."""
     num_sequences: int

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from yatt_mm.algorithms.correction import correct, metrics_of
+from yatt_mm.algorithms.kl import ESTIMATORS
 from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.algorithms.settings import AlgorithmSettings
 
@@ -76,7 +77,8 @@ def policy_loss(
     settings: AlgorithmSettings,
     total_weight: float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of an algorithm: minus the weighted and corrected surrogate, minus the entropy bonus.
+    """Return the loss of an algorithm: minus the weighted and corrected surrogate, minus the entropy bonus, plus the
+    divergence from the reference.
 
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.
@@ -98,6 +100,11 @@ def policy_loss(
     loss = -(weights * values).sum() - settings.entropy_coef * (weights * entropy).sum()
     shares, log_ratio = weights / total_weight, log_ratio.detach()
     metrics = {} if corrected is None else metrics_of(corrected, shares)
+    if settings.kl.where == "loss":
+        assert inputs.reference_logprobs is not None
+        divergence = ESTIMATORS[settings.kl.estimator](logprobs - inputs.reference_logprobs)
+        loss = loss + settings.kl.coef * (weights * divergence).sum()
+        metrics["kl"] = (shares * divergence.detach()).sum()
     metrics |= {
         "loss": loss.detach(),
         "entropy": (shares * entropy.detach()).sum(),

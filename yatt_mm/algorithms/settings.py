@@ -9,6 +9,8 @@ from typing import Literal
 TokenWeights = Literal["token_mean", "sequence_mean", "constant"]
 """How the tokens of an update are weighted; see `token_weights.py`."""
 
+KlEstimator = Literal["k1", "k2", "k3"]
+KlWhere = Literal["none", "loss"]
 CorrectionKind = Literal["none", "tis", "icepop"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 
@@ -26,6 +28,17 @@ class CorrectionSettings:
     """The highest ratio that counts."""
     worst_ratio: float = math.inf
     """The ratio of a token from which on its whole response is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlSettings:
+    """The settings of the KL divergence from the reference; see `kl.py`."""
+
+    where: KlWhere = "none"
+    """Where it counts: nowhere, or in the loss."""
+    estimator: KlEstimator = "k3"
+    coef: float = 0.0
+    """The weight of the divergence in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,4 +63,5 @@ class AlgorithmSettings:
     dual_clip: float = math.inf
     """The largest ratio that counts where the advantage is negative."""
     entropy_coef: float = 0.0
+    kl: KlSettings = field(default_factory=KlSettings)
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)

@@ -69,6 +69,7 @@ SHARED = (
     "overlong_buffer",
     "overlong_penalty",
     "entropy_coef",
+    "kl",
     "correction",
 )
 """The settings that all of them read."""

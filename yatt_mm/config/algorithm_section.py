@@ -1,4 +1,5 @@
-"""The section `algorithm`: which algorithm trains the policy, and its settings.
+"""The sections `algorithm` and `reference`: which algorithm trains the policy, its settings, and the model near which
+it keeps the policy.
 
 `yatt_mm.algorithms.table` says which settings an algorithm reads, and their defaults. A setting that the chosen one
 does not read is refused.
@@ -18,10 +19,15 @@ from yatt_mm.algorithms.settings import (
     CorrectionKind,
     CorrectionLevel,
     CorrectionSettings,
+    KlEstimator,
+    KlSettings,
+    KlWhere,
     TokenWeights,
 )
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.config.values import Section
+
+KL_DEFAULTS = {"estimator": "k3", "coef": 0.001}
 
 
 class CorrectionSection(Section):
@@ -60,6 +66,46 @@ class CorrectionSection(Section):
         return CorrectionSettings(**{name: value for name, value in self.model_dump().items() if value is not None})
 
 
+class KlSection(Section):
+    where: KlWhere = "none"
+    """Keeps the policy near a reference model (`reference.path`) by a penalty on their KL divergence: not (`none`), or
+    in the `loss`."""
+    estimator: Annotated[KlEstimator | None, Field(validate_default=True)] = None
+    """How the divergence is estimated from a sampled token: `k3` by default, or `k2`; docs/algorithms.md has the
+    formulas."""
+    coef: Annotated[float | None, Field(gt=0, validate_default=True)] = None
+    """The weight of the divergence in the loss; by default 0.001."""
+
+    @field_validator("estimator", "coef")
+    @classmethod
+    def _fill(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the default where there is a penalty, and refuse a value where there is none."""
+        if info.data.get("where", "none") != "none":
+            return KL_DEFAULTS[str(info.field_name)] if value is None else value
+        if value is not None:
+            raise ValueError("nothing reads it while algorithm.kl.where is none; set that to loss, or leave this out")
+        return None
+
+    @model_validator(mode="after")
+    def _check_estimator(self) -> Self:
+        if (self.where, self.estimator) == ("loss", "k1"):
+            raise ValueError(
+                "estimator is k1, whose gradient is 0 in the mean over the policy's tokens, so that in the loss it "
+                "keeps nothing near the reference; choose k2 or k3"
+            )
+        return self
+
+    def settings(self) -> KlSettings:
+        """Return the settings as training ranks read them."""
+        return KlSettings(**{name: value for name, value in self.model_dump().items() if value is not None})
+
+
+class ReferenceSection(Section):
+    path: str | None = None
+    """The model near which `algorithm.kl` keeps the policy: a folder as in `model.path`, of the same architecture; by
+    default `model.path` itself."""
+
+
 class AlgorithmSection(Section):
     name: str = "grpo"
     """The algorithm: `grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_plus_plus`, `gspo` or `cispo`. docs/algorithms.md
@@ -89,6 +135,7 @@ class AlgorithmSection(Section):
     """Where the advantage is negative, the probability ratio counts up to this (dual clip); `.inf` sets no limit."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """The weight of an entropy bonus in the loss."""
+    kl: KlSection = KlSection()
     correction: CorrectionSection = CorrectionSection()
 
     @field_validator("name")
@@ -121,5 +168,5 @@ class AlgorithmSection(Section):
     def settings(self) -> AlgorithmSettings:
         """Return the settings as controllers and training ranks read them."""
         given = {field.name: getattr(self, field.name) for field in fields(AlgorithmSettings)}
-        given["correction"] = self.correction.settings()
+        given |= {"kl": self.kl.settings(), "correction": self.correction.settings()}
         return AlgorithmSettings(**{name: value for name, value in given.items() if value is not None})

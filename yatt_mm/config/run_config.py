@@ -16,7 +16,7 @@ from pydantic import ValidationError, model_validator
 from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.config.algorithm_section import AlgorithmSection
+from yatt_mm.config.algorithm_section import AlgorithmSection, ReferenceSection
 from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.eval_section import EvalSection
 from yatt_mm.config.sections import (
@@ -58,6 +58,7 @@ class Config(Section):
 
     run: RunSection
     model: ModelSection
+    reference: ReferenceSection = ReferenceSection()
     data: DataSection
     dataplane: DataplaneSection = DataplaneSection()
     ray: RaySection = RaySection()
@@ -96,6 +97,11 @@ class Config(Section):
     def log_dir(self) -> Path:
         """The folder for the logs of the run's processes."""
         return self.run_dir / "logs"
+
+    @property
+    def reference_path(self) -> str | None:
+        """The folder of the reference model; None if nothing reads it."""
+        return None if self.algorithm.kl.where == "none" else self.reference.path or self.model.path
 
     def sampling_rule(self) -> SamplingRule:
         """Return the rule of how a step's batch is filled."""

@@ -20,6 +20,10 @@ REFUSED = {f"rollout.{name}": f"{_ONLY_IN_EVALUATION}{name}" for name in ("top_p
 """Keys that people look for, and why there are none."""
 
 
+EXTENDS = "extends"
+"""The key of a file over whose values its own are laid."""
+
+
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a mapping that has a key twice, of which YAML would take the last."""
 
@@ -36,13 +40,44 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the plain tree of a YAML file, with `dotted.key=value` overrides applied.
+    """Return the plain tree of a YAML file, over that of the file that its key `extends` names, with
+    `dotted.key=value` overrides applied.
 
-    Raises: ConfigError: the file cannot be read or is not a mapping, or an override is not of the form
-    `dotted.key=value`.
+    Raises:
+        ConfigError: a file cannot be read or is not a mapping, files extend each other in a circle, or an override is
+            not of the form `dotted.key=value`.
     """
+    tree = _extended(Path(path), ())
+    for override in overrides:
+        _apply_override(tree, override)
+    return tree
+
+
+def _extended(path: Path, by: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the tree of a file over that of the file that it extends. `by`: the files that extend this one."""
+    if path.resolve() in by:
+        raise ConfigError(f"{path} extends itself, by way of {by[-1]}; leave out {EXTENDS} in one of them")
+    tree = _read_file(path)
+    base = tree.pop(EXTENDS, None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: {EXTENDS} is {base!r}; wanted the path of a config, from the folder of this one")
+    return _over(_extended(path.parent / base, (*by, path.resolve())), tree)
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of both trees; where both have one that is no section, that of the upper tree."""
+    merged = dict(below)
+    for key, value in above.items():
+        found = below.get(key)
+        merged[key] = _over(found, value) if isinstance(found, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -53,8 +88,6 @@ def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> 
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
-    for override in overrides:
-        _apply_override(tree, override)
     return tree
 
 

@@ -3,7 +3,6 @@ reward function."""
 
 from __future__ import annotations
 
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from dataplane.core.errors import DatasetError
 from dataplane.datasets.roots import WANTED, find_dataset_files
 from models.layout.parallel import check_engine_layout, check_layout
 from models.recipes.media_recipes import load_recipes
-from models.registry import FAMILIES
 from yatt_mm.common.chat_template import CHAT_TEMPLATE, read_chat_template
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.data_section import FieldsSection
@@ -20,6 +18,7 @@ from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompt_check import prompt_template_of
+from yatt_mm.preflight.model_folders import check_model_folder, check_reference
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.preflight.run_sets import held_out_sections, key_of
@@ -36,9 +35,10 @@ def check_run(config: Config) -> None:
     Raises:
         ConfigError: with what was found, what was wanted, and what to change.
     """
-    check_model(config)
+    hf_config = check_model(config)
     check_tokenizer("model.path", config.model.path)
     if config.trains:
+        check_reference(config, hf_config)
         check_run_folder(config)
     check_media(config, "model.path", config.model.path)
     check_sets(config)
@@ -85,7 +85,7 @@ def check_data(config: Config) -> None:
     Raises:
         ConfigError: something is missing, or they do not fit.
     """
-    _check_folder("model.path", config.model.path, has_weights=False)
+    check_model_folder("model.path", config.model.path, has_weights=False)
     check_tokenizer("model.path", config.model.path)
     check_media(config, "model.path", config.model.path)
     check_sets(config)
@@ -143,7 +143,7 @@ def check_model(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: no such folder, an unknown family, an impossible layout, or more tokens than the model's positions.
     """
-    hf_config = _check_folder("model.path", config.model.path)
+    hf_config = check_model_folder("model.path", config.model.path)
     _check_positions("rollout", config.rollout.max_model_len, hf_config)
     try:
         check_layout(config.parallel(), hf_config)
@@ -199,7 +199,7 @@ def check_judges(config: Config) -> None:
                 f"leave reward.judges.{name}.tp out"
             )
         if section.url is None:
-            hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
+            hf_config = check_model_folder(f"reward.judges.{name}.model", section.model)
             check_tokenizer(f"reward.judges.{name}.model", section.model)
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
@@ -246,31 +246,6 @@ def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:
         check_engine_layout(key, tp, hf_config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _check_folder(key: str, path: str, *, has_weights: bool = True) -> dict[str, Any]:
-    """Return the config.json of a model folder of a known family. `has_weights`: whether it must have weights."""
-    folder = Path(path)
-    file = folder / "config.json"
-    if not file.is_file():
-        found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
-        where = "" if folder.is_absolute() else f" ({folder.absolute()})"
-        raise ConfigError(
-            f"{key} is {path}{where}: {found}; wanted a Hugging Face folder with config.json "
-            "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"
-        )
-    try:
-        hf_config = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{key}: {file} cannot be read ({error}); wanted the JSON of a Hugging Face model") from error
-    if not isinstance(hf_config, dict):
-        raise ConfigError(f"{key}: {file} holds a {type(hf_config).__name__}; wanted the JSON object of a model")
-    model_type = hf_config.get("model_type")
-    if model_type not in FAMILIES:
-        raise ConfigError(f"{key} is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
-    if has_weights and not list(folder.glob("*.safetensors")):
-        raise ConfigError(f"{key} {folder} has no .safetensors file; convert the weights to safetensors")
-    return hf_config
 
 
 def check_shards(key: str, pattern: str) -> None:

@@ -38,6 +38,8 @@ class TrainSpec:
     """The number of engine processes that receive a model, where the weights are sent."""
     deadline_s: float
     """The deadline of every wait for them, in seconds."""
+    reference_dir: str | None
+    """The folder of the reference model; None if nothing reads it."""
     skipped_dir: str
     """The folder for what skipped updates were computed from."""
     cores: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from models.registry import read_config
 from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
+from models.weights.checkpoint_files import CheckpointFiles
 from models.weights.export import ShardedWeights
 from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.progress import PROGRESS
@@ -105,7 +107,7 @@ class TrainEngine:
             tower_always_runs=overlap_grad_reduce or (parallel.ep > 1 and "language" in freeze),
         )
         self._model, self._files, self._layout = built.model, built.files, built.layout
-        self._weights = built.weights
+        self._weights, self._table = built.weights, built.table
         self._lr_at = learning_rate(optim)
         self._context = ContextParallel(
             size=parallel.cp,
@@ -133,6 +135,16 @@ class TrainEngine:
         """Return [microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
         self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
+
+    @contextmanager
+    def weights_of(self, files: CheckpointFiles) -> Iterator[None]:
+        """Compute with the weights of another checkpoint of the same architecture in a `with` block. They take the
+        place of the trained ones, which wait in host memory and come back bit for bit."""
+        with self.memory.lent():
+            for chunk in self._model:
+                self._table.load(chunk, files)
+                PROGRESS.tick()
+            yield
 
     def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
         """Return [sample][medium] True for the media that this rank encodes. It needs their patches; the patches of
@@ -270,11 +282,11 @@ class TrainEngine:
         return loss, torch.ones((), dtype=torch.int, device=self._device), scored
 
     def _loss_inputs(self, samples: Sequence[TrainSample]) -> LossInputs:
-        tokens = [sample.sampled for sample in samples]
-        columns = {
-            name: np.concatenate([getattr(of_sample, name) for of_sample in tokens])
-            for name in ("weights", "advantages", "old_logprobs", "is_current", "rollout_logprobs")
-        }
+        tokens = [sample.sampled for sample in samples if sample.sampled is not None]
+        names = ["weights", "advantages", "old_logprobs", "is_current", "rollout_logprobs"]
+        if tokens[0].reference_logprobs is not None:
+            names.append("reference_logprobs")
+        columns = {name: np.concatenate([getattr(of_sample, name) for of_sample in tokens]) for name in names}
         columns["sequences"] = np.repeat(np.arange(len(samples)), [int(sample.loss_mask.sum()) for sample in samples])
         on_device = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
         return LossInputs(**on_device, num_sequences=len(samples))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Protocol
 
@@ -41,7 +42,7 @@ class TrainMemory:
         self._models = models
         self._optimizer = optimizer
         self._held = EVERYTHING
-        self._empty: dict[Holding, list[tuple[torch.UntypedStorage, int]]] = {}
+        self._empty: dict[Holding, dict[int, tuple[torch.UntypedStorage, int]]] = {}
         self._host: dict[tuple[Holding, int], torch.Tensor] = {}
 
     @property
@@ -77,26 +78,45 @@ class TrainMemory:
         if missing:
             raise RuntimeError(f"cannot {what}: released {', '.join(missing)}; hold them again before it")
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let other weights take the place of the model's for a block, at whose end these come back bit for bit."""
+        self.require([Holding.WEIGHTS], "lend the weights")
+        storages = list(enumerate(self._storages(Holding.WEIGHTS)))
+        for number, storage in storages:
+            self._host_copy(Holding.WEIGHTS, number, storage.nbytes()).copy_(_as_bytes(storage), non_blocking=True)
+        _wait_for_copies()
+        try:
+            yield
+        finally:
+            for number, storage in storages:
+                _as_bytes(storage).copy_(self._host[Holding.WEIGHTS, number], non_blocking=True)
+            _wait_for_copies()
+
     def _release(self, part: Holding) -> int:
         # torch resizes no host storage on which `.numpy()` was called: it stays, which costs the host nothing
-        storages = [(storage, storage.nbytes()) for storage in self._storages(part) if storage.resizable()]
+        storages = {
+            number: (storage, storage.nbytes())
+            for number, storage in enumerate(self._storages(part))
+            if storage.resizable()
+        }
         if part is not Holding.GRADIENTS:
-            for number, (storage, size) in enumerate(storages):
+            for number, (storage, size) in storages.items():
                 self._host_copy(part, number, size).copy_(_as_bytes(storage), non_blocking=True)
             _wait_for_copies()
-        for storage, _ in storages:
+        for storage, _ in storages.values():
             storage.resize_(0)
         self._empty[part] = storages
-        return sum(size for _, size in storages)
+        return sum(size for _, size in storages.values())
 
     def _restore(self, part: Holding) -> int:
         storages = self._empty.pop(part)
-        for number, (storage, size) in enumerate(storages):
+        for number, (storage, size) in storages.items():
             storage.resize_(size)
             if part is not Holding.GRADIENTS:
                 _as_bytes(storage).copy_(self._host[part, number], non_blocking=True)
         _wait_for_copies()
-        return sum(size for _, size in storages)
+        return sum(size for _, size in storages.values())
 
     def _host_copy(self, part: Holding, number: int, size: int) -> torch.Tensor:
         """Return the host buffer of one storage: the same memory at every call, because allocating it is slow. With

@@ -24,6 +24,8 @@ class SampledTokens:
     is_corrected: bool = False
     """True if the loss corrects for the difference between the engine's policy and that at the start of the step. Then
     ratios compare with the latter for all tokens, also for stale ones."""
+    reference_logprobs: np.ndarray | None = None
+    """[K] float32 log-probabilities under the reference, if the loss reads them and they were measured."""
     old_logprobs: np.ndarray = field(init=False)
     """[K] float32 log-probabilities under the policy with which ratios compare: the one that sampled the token, or with
     a correction, the one at the start of the step. Only those count where `is_current` is False."""

@@ -20,6 +20,7 @@ import torch
 
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
+from models.weights.checkpoint_files import CheckpointFiles
 from yatt_mm.algorithms.losses import policy_loss
 from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.writing import writing
@@ -94,6 +95,7 @@ class TrainWorker:
         """The step whose update the weights have; None while an update is under way, and after one that failed."""
         self._report: UpdateReport | None = None
         """That of the last update."""
+        self._reference = None if spec.reference_dir is None else CheckpointFiles(Path(spec.reference_dir))
         self._loss = functools.partial(
             policy_loss,
             surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
@@ -163,6 +165,8 @@ class TrainWorker:
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
+        if self._reference is not None:
+            self._measure_reference(minibatches, self._reference)
         if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
@@ -271,6 +275,15 @@ class TrainWorker:
                 for sample, is_own in zip(planned, self._engine.own_media(micro), strict=True):
                     wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
         return sorted(wanted)
+
+    def _measure_reference(self, minibatches: Sequence[Samples], reference: CheckpointFiles) -> None:
+        with self._engine.weights_of(reference):
+            for minibatch in minibatches:
+                measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)
+                for micro, logprobs in zip(minibatch, measured):
+                    for sample, values in zip(micro, logprobs):
+                        assert sample.sampled is not None
+                        sample.sampled.reference_logprobs = values
 
     def _measure_old_logprobs(self, minibatch: Samples) -> None:
         measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)

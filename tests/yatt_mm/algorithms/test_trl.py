@@ -12,7 +12,7 @@ import torch
 from yatt_mm.algorithms.correction import READS, correct
 from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.algorithms.losses import policy_loss
-from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings
 from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.algorithms.token_weights import UpdateWeights, Weighting
 
@@ -36,7 +36,9 @@ class Accelerator:
         return values
 
 
-def trainer(logprobs: torch.Tensor, *, loss_type: str, level: str, delta: float | None, **settings: Any) -> Any:
+def trainer(
+    logprobs: torch.Tensor, *, loss_type: str, level: str, delta: float | None, beta: float = 0.0, **settings: Any
+) -> Any:
     """Return what TRL's loss reads of its trainer, whose model gives these log-probabilities."""
     return SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
@@ -44,11 +46,11 @@ def trainer(logprobs: torch.Tensor, *, loss_type: str, level: str, delta: float 
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         importance_sampling_level=level,
-        beta=0.0,
+        beta=beta,
         loss_type=loss_type,
         epsilon_low=settings["low"],
         epsilon_high=settings["high"],
-        args=SimpleNamespace(delta=delta, steps_per_generation=1),
+        args=SimpleNamespace(delta=delta, steps_per_generation=1, use_bias_correction_kl=False),
         use_vllm="ratio" in settings,
         vllm_importance_sampling_correction="ratio" in settings,
         current_gradient_accumulation_steps=1,
@@ -71,6 +73,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "GSPO": ("gspo", TIGHT, {"loss_type": "grpo", "level": "sequence", "low": 0.05, "high": 0.05}),
     "CISPO": ("cispo", {}, {"loss_type": "cispo", "high": 1.3}),
     "DAPO, corrected": ("dapo", {"correction": "tis"}, {"loss_type": "dapo"}),
+    "GRPO near a reference": (
+        "grpo",
+        {"token_weights": "sequence_mean", "kl": 0.3},
+        {"loss_type": "grpo", "beta": 0.3},
+    ),
     "CISPO, with masks": ("cispo", {"correction": "icepop"}, {"loss_type": "cispo", "high": 1.3}),
 }
 
@@ -83,16 +90,24 @@ def test_loss_and_gradient_are_those_of_trl(case: str) -> None:
     name, ours_alone, theirs = CASES[case]
     given = dict(ours_alone)
     kind = given.pop("correction", None)
+    kl = KlSettings(where="loss", coef=given.pop("kl")) if "kl" in given else KlSettings()
     random = torch.Generator().manual_seed(3)
-    drawn = torch.randn(3, len(LENGTHS), max(LENGTHS), dtype=torch.float64, generator=random)
-    logprobs, old, engine = drawn * 0.4 - 1
+    drawn = torch.randn(4, len(LENGTHS), max(LENGTHS), dtype=torch.float64, generator=random)
+    logprobs, old, engine, reference = drawn * 0.4 - 1
     advantages = torch.tensor([1.5, -0.5, -1.0, 0.7], dtype=torch.float64)
     mask = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
     correction = CorrectionSettings(kind=kind, **READS[kind]) if kind else CorrectionSettings()
     entry = ALGORITHMS[name]
     settings = AlgorithmSettings(
         name=name,
-        **{"token_weights": entry.token_weights, "clip_low": 0.2, "clip_high": 0.3, "correction": correction, **given},
+        **{
+            "token_weights": entry.token_weights,
+            "clip_low": 0.2,
+            "clip_high": 0.3,
+            "correction": correction,
+            "kl": kl,
+            **given,
+        },
     )
     responses = [(length, "stop") for length in LENGTHS]
     weights = UpdateWeights.of(Weighting(kind=settings.token_weights, max_tokens=MAX_TOKENS), responses)
@@ -104,6 +119,7 @@ def test_loss_and_gradient_are_those_of_trl(case: str) -> None:
         old_logprobs=old[mask],
         is_current=torch.zeros(sum(LENGTHS), dtype=torch.bool),
         rollout_logprobs=engine[mask],
+        reference_logprobs=reference[mask],
         sequences=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
         num_sequences=len(LENGTHS),
     )
@@ -120,6 +136,7 @@ def test_loss_and_gradient_are_those_of_trl(case: str) -> None:
         "completion_mask": mask.long(),
         "advantages": advantages,
         "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
         "num_items_in_batch": mask.sum(),
     }
     if kind:

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, TokenWeights
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings, TokenWeights
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.algorithm_section import AlgorithmSection
@@ -48,7 +48,8 @@ def test_a_setting_that_the_algorithm_does_not_read_is_refused_with_those_that_i
         algorithm("algorithm.name=dr_grpo", "algorithm.normalize_std=false")
     assert str(caught.value) == (
         "algorithm.normalize_std is False: dr_grpo does not read it; it reads clip_low, clip_high, dual_clip, "
-        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef, correction"
+        "min_reward_range, token_weights, overlong_filter, overlong_buffer, overlong_penalty, entropy_coef, kl, "
+        "correction"
     )
     with pytest.raises(ConfigError, match=r"^algorithm\.dual_clip is 3: cispo does not read it; it reads normalize_"):
         algorithm("algorithm.name=cispo", "algorithm.dual_clip=3")
@@ -105,3 +106,25 @@ def test_a_correction_has_the_settings_of_its_kind_and_no_others(tmp_path: Path)
         algorithm("algorithm.correction.cap=3")
     with pytest.raises(ConfigError, match=r"^algorithm.correction.kind is 'popcorn': wanted 'none', 'tis' or 'icepop'"):
         algorithm("algorithm.correction.kind=popcorn")
+
+
+def test_a_divergence_has_defaults_where_it_counts_and_nothing_where_it_does_not() -> None:
+    assert algorithm().settings().kl == KlSettings()
+    assert algorithm("algorithm.kl.where=loss").settings().kl == KlSettings(where="loss", estimator="k3", coef=0.001)
+    given = algorithm("algorithm.kl={where: loss, estimator: k2, coef: 0.04}").settings().kl
+    assert given == KlSettings(where="loss", estimator="k2", coef=0.04)
+    with pytest.raises(
+        ConfigError, match=r"^algorithm.kl.coef is 0.1: nothing reads it while algorithm.kl.where is none"
+    ):
+        algorithm("algorithm.kl.coef=0.1")
+    with pytest.raises(ConfigError, match=r"algorithm.kl.* estimator is k1, whose gradient is 0 in the mean"):
+        algorithm("algorithm.kl={where: loss, estimator: k1}")
+    with pytest.raises(ConfigError, match=r"^algorithm.kl.where is 'reward': wanted 'none' or 'loss'"):
+        algorithm("algorithm.kl.where=reward")
+
+
+def test_the_reference_is_the_model_itself_unless_another_is_named() -> None:
+    assert load_config(DIGITS).reference_path is None
+    loss = "algorithm.kl.where=loss"
+    assert load_config(DIGITS, [loss]).reference_path == load_config(DIGITS).model.path
+    assert load_config(DIGITS, [loss, "reference.path=models/sft"]).reference_path == "models/sft"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.reference_page import reference, reference_page
 from yatt_mm.config.run_config import Config, dump_config, load_config
@@ -132,6 +133,40 @@ def test_sets_come_back_as_they_were_given(config_file: Path, tmp_path: Path) ->
         (tmp_path / "config.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "config.yaml") == config
     assert yaml.safe_load(dump_config(config))["data"]["train"] == config.data.train[0].path, "one set is its path"
+
+
+def test_a_config_is_laid_over_the_one_that_it_extends(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "over.yaml").write_text(
+        "extends: ../run.yaml\nrun: {name: over}\ntrain: {steps: 7}\ndata: {train: [{name: a, path: b}]}\n"
+    )
+    over = load_config(tmp_path / "more" / "over.yaml", ["train.lr=1e-5"])
+    base = load_config(config_file)
+    assert (over.run.name, over.train.steps, over.train.lr) == ("over", 7, 1e-5)
+    assert (over.model, over.data.eval) == (base.model, base.data.eval)
+    assert over.train.prompts_per_step == base.train.prompts_per_step
+    assert [one.name for one in over.data.train] == ["a"], "a list takes the place of the value below"
+    (tmp_path / "third.yaml").write_text("extends: more/over.yaml\ntrain: {steps: 9}\n")
+    assert load_config(tmp_path / "third.yaml").run.name == "over"
+
+
+def test_a_config_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
+    for text, message in {
+        "extends: none.yaml": r"cannot read the config .*none.yaml",
+        "extends: [a, b]": r"extends is \['a', 'b'\]; wanted the path of a config",
+        "extends: self.yaml": r"self.yaml extends itself, by way of .*self.yaml",
+    }.items():
+        (tmp_path / "self.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_config(tmp_path / "self.yaml")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_config_over_that_of_the_digits(name: str) -> None:
+    config, digits = load_config(CONFIGS / "algorithms" / f"{name}.yaml"), load_config(CONFIGS / "digits_cpu.yaml")
+    assert (config.algorithm.name, config.run.name) == (name, f"digits_{name}")
+    assert (config.model, config.data, config.train) == (digits.model, digits.data, digits.train)
+    assert load_config(CONFIGS / "digits_cpu.yaml", [f"algorithm.name={name}"]).algorithm.name == name
 
 
 def test_a_missing_file_and_a_missing_key_are_told(tmp_path: Path) -> None:

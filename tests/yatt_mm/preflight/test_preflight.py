@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
         ("train.parallel.tp=3", "ranks, but placement.num_devices is 2"),
         ("train.parallel.ep=2", "has no experts, so set parallel.ep=1"),
         ("algorithm.overlong_buffer=4", "overlong_buffer is 4 and rollout.max_tokens 3; the first is the end of the"),
+        ("reference.path=/no/such/folder", "nothing reads it; set algorithm.kl.where to loss, or leave it out"),
         ("rollout.max_model_len=2049", "max_model_len is 2049 and the model has 2048 positions"),
         ("rollout.num_engines=3", "an engine needs devices of its own"),
         ("train.num_minibatches=9", "a minibatch needs at least one prompt"),
@@ -303,3 +305,20 @@ def test_weights_that_end_early_are_told(folder: Path, tiny_dir: Path, tmp_path:
     message = f"model.path: {weights} is incomplete: {len(whole) - 1} bytes of {len(whole)}; download or copy it again"
     with pytest.raises(ConfigError, match=message):
         check(folder, tiny_dir, f"model.path={model}")
+
+
+def test_a_reference_needs_the_architecture_of_the_policy(folder: Path, tiny_dir: Path, tmp_path: Path) -> None:
+    reference, loss = Path(shutil.copytree(tiny_dir, tmp_path / "reference")), "algorithm.kl.where=loss"
+    check(folder, tiny_dir, loss, f"reference.path={reference}")
+    file = reference / "config.json"
+    hf_config = json.loads(file.read_text())
+    file.write_text(json.dumps(hf_config | {"transformers_version": "5.0"}))
+    check(folder, tiny_dir, loss, f"reference.path={reference}")
+    hf_config["text_config"]["num_hidden_layers"] += 1
+    file.write_text(json.dumps(hf_config))
+    found, wanted = (hf_config["text_config"]["num_hidden_layers"] - less for less in (0, 1))
+    message = f"text_config.num_hidden_layers {found}, where that of model.path has {wanted}"
+    with pytest.raises(ConfigError, match=message):
+        check(folder, tiny_dir, loss, f"reference.path={reference}")
+    with pytest.raises(ConfigError, match=r"reference\.path is /no/such: no such folder"):
+        check(folder, tiny_dir, loss, "reference.path=/no/such")

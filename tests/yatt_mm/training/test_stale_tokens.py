@@ -18,9 +18,10 @@ import torch.distributed as dist
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
+from models.weights.checkpoint_files import CheckpointFiles
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.algorithms.losses import clipped, policy_loss
-from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings
+from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings
 from yatt_mm.generation.metrics import add_update, finish_update
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
@@ -54,6 +55,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         recompute="none",
         freeze=(),
         overlap_grad_reduce=False,
+        reference_dir=None,
         skipped_dir="",
         carrier="shm",
         num_receivers=0,
@@ -67,6 +69,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.set_state(State.AWAKE)
         found = {"corrected": _corrected(worker, client), "empty": _without_weight(worker, client)}
         found["full"] = _with_a_full_device(worker, client)
+        found["reference"] = _with_a_reference(worker, client, CheckpointFiles(model_dir))
         for num_updates, name in ((2, "twice"), (1, "once")):
             current = _current_logprobs(worker, client, name)
             # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
@@ -92,6 +95,21 @@ def _with_a_full_device(worker: TrainWorker, client: Client) -> str:
         except RuntimeError as error:
             return str(error)
     return "none"
+
+
+def _with_a_reference(worker: TrainWorker, client: Client, files: CheckpointFiles) -> dict[str, Any]:
+    """Return an update whose loss keeps the policy near the model from which it was trained."""
+    plain = worker._spec
+    algorithm = dataclasses.replace(plain.algorithm, kl=KlSettings(where="loss", estimator="k3", coef=0.5))
+    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=algorithm)
+    current = _current_logprobs(worker, client, "near")
+    with worker._engine.weights_of(files):
+        reference = _current_logprobs(worker, client, "reference")
+    worker._step, worker._reference = 2, files
+    report = worker.update(_plan(client, "near the reference", current), 3)
+    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
+    worker._reference = None
+    return {"current": current, "reference": reference, "report": report}
 
 
 def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
@@ -265,3 +283,14 @@ def test_an_update_for_which_the_device_is_too_small_says_what_to_set(found: dic
         "train.max_patches_per_microbatch), or set train.recompute to full, or set train.optimizer_offload_fraction. "
         "tried to allocate 548 MiB"
     )
+
+
+def test_the_divergence_from_the_reference_is_in_loss_and_metrics(found: dict[str, Any]) -> None:
+    near = found["reference"]
+    gaps = [now - then for now, then in zip(near["current"], near["reference"], strict=True)]
+    divergence = sum(float((np.exp(-gap) - 1 + gap).sum()) for gap in gaps) / NUM_TOKENS
+    surrogate = sum(len(gap) * advantage for gap, advantage in zip(gaps, ADVANTAGES, strict=True)) / NUM_TOKENS
+    metrics = near["report"].loss_metrics
+    assert divergence > 1e-6, "the policy was trained since"
+    assert metrics["kl"] == pytest.approx(divergence, rel=1e-4)
+    assert metrics["loss"] == pytest.approx(0.5 * divergence - surrogate, abs=1e-6)

@@ -1,0 +1,37 @@
+"""The KL divergence of the policy from a reference, in the loss: estimators from sampled tokens, as functions of
+per-token tensors.
+
+Axes: K = sampled tokens. A token x was sampled from (nearly) the policy pi. With the log-ratio d = log pi(x) -
+log ref(x), the mean of every estimator over x is KL(pi || ref); the names are those of John Schulman's note
+"Approximating KL divergence" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from yatt_mm.algorithms.settings import KlEstimator
+
+if TYPE_CHECKING:
+    import torch
+
+
+def k1(difference: torch.Tensor) -> torch.Tensor:
+    """Return [K] d. It may be negative. Its gradient is that of the log-probability, whose mean over tokens of the
+    policy is 0: it estimates the divergence, and teaches nothing."""
+    return difference
+
+
+def k2(difference: torch.Tensor) -> torch.Tensor:
+    """Return [K] d^2 / 2. The mean of its gradient is that of KL(pi || ref)."""
+    return difference.square() / 2
+
+
+def k3(difference: torch.Tensor) -> torch.Tensor:
+    """Return [K] exp(-d) - 1 + d (GRPO, arXiv 2402.03300, equation 4). It has no bias, little variance, and is never
+    negative. The mean of its gradient is that of KL(ref || pi)."""
+    return (-difference).exp() - 1 + difference
+
+
+ESTIMATORS: dict[KlEstimator, Callable[[torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
