@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
+from tests.made_once import made_once
 from yatt_mm.common.large_imports import large_imports
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ TOGETHER = {
     "tests/yatt_mm/training": "ranks",
     "tests/yatt_mm/weights": "ranks",
     "tests/examples/test_digits.py": "digits",
-    "tests/yatt_mm/whole_runs/test_faults.py": "digits",
     "tests/yatt_mm/whole_runs/test_learning.py": "digits",
+    "tests/yatt_mm/whole_runs/test_faults.py": "deaths",
 }
-"""The folders and files that share what takes longest to start: an engine, the processes of the training ranks, or a
-whole run on a model that was warmed up. When pytest-xdist runs several files at a time, one worker takes all files of a
+"""The folders and files that share what takes longest to start: an engine, the processes of the training ranks, or
+whole runs. When pytest-xdist runs several files at a time, one worker takes all files of a
 group, and these groups come first."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
@@ -86,12 +87,11 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WarmedUp]:
     """The digits example as `make train` prepares it, and how it was made.
 
-    The warm-up takes half a minute, so all tests that need it are marked `alone`: they run in one process.
+    The warm-up takes half a minute, so it is made once for all workers.
     """
     from examples.digits.prepare import prepare
 
-    directory = tmp_path_factory.mktemp("prepared")
-    return directory, prepare(directory, seed=0)
+    return made_once(tmp_path_factory, "prepared", lambda folder: (folder, prepare(folder, seed=0)))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 
 from examples.digits.data import Split, make_split, write_shards
 from examples.preparing import WarmedUp
+from tests.made_once import made_once
 from tests.yatt_mm import runs
 
 NUM_TRAIN = 400
@@ -57,15 +58,19 @@ class Digits:
 @pytest.fixture(scope="session")
 def digits(prepared_digits: tuple[Path, WarmedUp], tmp_path_factory: pytest.TempPathFactory) -> Digits:
     made, prepared = prepared_digits
-    split = make_split(seed=0)
-    train = list(split.train[:NUM_TRAIN])
-    train[CORRUPT] = replace(train[CORRUPT], png=train[CORRUPT].png[: len(train[CORRUPT].png) // 2])
-    folder = tmp_path_factory.mktemp("digits")
-    write_shards(folder, Split(train=tuple(train), held_out=split.held_out))
-    return Digits(folder=folder, model=made / "model", accuracy=prepared.accuracy, num_eval=len(split.held_out))
+
+    def make(folder: Path) -> Digits:
+        split = make_split(seed=0)
+        train = list(split.train[:NUM_TRAIN])
+        train[CORRUPT] = replace(train[CORRUPT], png=train[CORRUPT].png[: len(train[CORRUPT].png) // 2])
+        write_shards(folder, Split(train=tuple(train), held_out=split.held_out))
+        return Digits(folder=folder, model=made / "model", accuracy=prepared.accuracy, num_eval=len(split.held_out))
+
+    return made_once(tmp_path_factory, "digits", make)
 
 
 @pytest.fixture(scope="session")
-def whole(digits: Digits) -> runs.Finished:
+def whole(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> runs.Finished:
     """A run without a break, in which every training sample is drawn at least once, and all responses are kept."""
-    return runs.run(digits.arguments("whole", "rollouts.keep=all", "eval.keep_best=eval/accuracy"))
+    arguments = digits.arguments("whole", "rollouts.keep=all", "eval.keep_best=eval/accuracy")
+    return made_once(tmp_path_factory, "whole", lambda _: runs.run(arguments))

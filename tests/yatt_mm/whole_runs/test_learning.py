@@ -73,8 +73,8 @@ def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]
     assert whole.status == 0, whole.output
     small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
     exported = f"model.path={digits.run('whole') / 'hf'}"
-    opposite = (exported, "train.steps=4", "reward.function=tests.yatt_mm.any_reward:wrong_answer")
-    shuffled = ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 2}")
+    opposite = (exported, "train.steps=3", "reward.function=tests.yatt_mm.any_reward:wrong_answer")
+    shuffled = ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 3}")
     commands = {
         "shuffled": (digits.arguments("shuffled", *small, *shuffled), "yatt_mm.train"),
         "opposite": (digits.arguments("opposite", *small, *opposite), "yatt_mm.train"),
