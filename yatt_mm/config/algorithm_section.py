@@ -104,6 +104,8 @@ class ReferenceSection(Section):
     path: str | None = None
     """The model near which `algorithm.kl` keeps the policy: a folder as in `model.path`, of the same architecture; by
     default `model.path` itself."""
+    renew_every: Annotated[int, Field(ge=0)] = 0
+    """The steps after which the policy takes the place of the reference, again and again; 0 for never."""
 
 
 class AlgorithmSection(Section):

@@ -16,6 +16,7 @@ from pydantic import ValidationError, model_validator
 from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.reference_folders import FOLDER, ReferenceFolders
 from yatt_mm.config.algorithm_section import AlgorithmSection, ReferenceSection
 from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.eval_section import EvalSection
@@ -99,9 +100,15 @@ class Config(Section):
         return self.run_dir / "logs"
 
     @property
-    def reference_path(self) -> str | None:
-        """The folder of the reference model; None if nothing reads it."""
-        return None if self.algorithm.kl.where == "none" else self.reference.path or self.model.path
+    def references(self) -> ReferenceFolders | None:
+        """The folders of the reference models; None if nothing reads them."""
+        if self.algorithm.kl.where == "none":
+            return None
+        return ReferenceFolders(
+            first=Path(self.reference.path or self.model.path),
+            renewed=self.run_dir.absolute() / FOLDER,
+            every=self.reference.renew_every,
+        )
 
     def sampling_rule(self) -> SamplingRule:
         """Return the rule of how a step's batch is filled."""

@@ -10,13 +10,11 @@ token or weight passes through it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from dataplane.client.client import Client
-from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
@@ -29,17 +27,15 @@ from yatt_mm.control.kept_rollouts import KeptRollouts, bare
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.step_records import StepRecords
+from yatt_mm.control.step_report import StepReport
 from yatt_mm.control.updates import Updates
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
     add_advantages,
     add_groups,
-    add_judges,
     add_moves,
     add_sampling,
-    finish_update,
-    resident_bytes,
 )
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.placement.coordinator import PhaseEntry
@@ -47,7 +43,7 @@ from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
-from yatt_mm.protocol.step_meter import StepMeter, merge
+from yatt_mm.protocol.step_meter import StepMeter
 from yatt_mm.training.step_plan import UpdatePlan
 
 
@@ -73,6 +69,20 @@ class Controller:
         )
         self._workers = WorkerCalls(index, config, team, self._rendezvous, step=start.step)
         self._meter = StepMeter()
+        keeper = team.keeper if config.rollouts.keep != "none" else None
+        self._kept = KeptRollouts(keeper, self._client, config, restart_count=team.restart_count)
+        self._best = BestModel(config.eval.keep_best, start.best)
+        self._report = StepReport(
+            team,
+            self._client,
+            self._rendezvous,
+            self._coordinator,
+            self._workers,
+            self._kept,
+            self._meter,
+            self._best,
+            controller=index,
+        )
         self._filler = BatchFiller(
             controller=index,
             config=config,
@@ -83,10 +93,8 @@ class Controller:
             prompts=self._prompts,
             meter=self._meter,
             enter_phase=self.phase,
-            tell=self._tell,
+            tell=self._report.tell,
         )
-        keeper = team.keeper if config.rollouts.keep != "none" else None
-        self._kept = KeptRollouts(keeper, self._client, config, restart_count=team.restart_count)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
         self._records = StepRecords(self._rendezvous, self._kept, is_restart=team.restart_count > 0)
         self._begun = BegunStepSaver(
@@ -107,9 +115,8 @@ class Controller:
             self._kept,
             self._meter,
             self.phase,
-            self._tell,
+            self._report.tell,
         )
-        self._best = BestModel(config.eval.keep_best, start.best)
         self._saver = CheckpointSaver(
             config,
             team,
@@ -120,9 +127,6 @@ class Controller:
             self.phase,
             controller=index,
         )
-        self._phases: list[tuple[str, float, float]] = []
-        """(name, begin, end) in seconds since the epoch, for the timeline."""
-        self._step_started = time.perf_counter()
 
     # ------------------------------------------------------------------ the loop's frame
 
@@ -136,28 +140,30 @@ class Controller:
         if not self.is_begun:
             self.begin()
         elif self._team.restart_count and self._start.ranks_at <= self.step:
-            self._save_what_is_due()  # a fault may have come before it was saved, and no later update
+            self._renew_reference()  # a fault may have come before both, and no later update
+            self._save_what_is_due()
         needs_one = self.config.checkpoint.at == "phase" and self._start.ranks_at <= self.step
         if needs_one and not self._saver.has_saved_until(self.step):
             self.checkpoint()  # begun steps need one before them
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
-            self._step_started = time.perf_counter()
+            self._report.begin_step()
             self._rendezvous.may_stop = True
             yield self.step
             is_last = self.step == self.config.train.steps
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
-            self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
+            self._report.hand_over()  # before the checkpoint: a run that resumes from it finds the step's record
             self._finish_save()  # of an earlier step
+            self._renew_reference()
             self._save_what_is_due()
 
     def begin(self) -> None:
         """Measure the model as it is, before the first step."""
         self._tell_flaws()
         self.evaluate()
-        self._report()
+        self._report.hand_over()
 
     @contextmanager
     def phase(self, phase: Phase, *, clock: str | None = None, group_size: int | None = None) -> Iterator[PhaseEntry]:
@@ -178,7 +184,7 @@ class Controller:
             assert entered is not None
             yield entered
             self._rendezvous.gather(None)
-        self._phases.append((name, started_s, time.time()))
+        self._report.phases.append((name, started_s, time.time()))
 
     # ------------------------------------------------------------------ the calls of the loop
 
@@ -271,7 +277,7 @@ class Controller:
         """Write the trained model as a Hugging Face folder."""
         self._export(self._team.export_dir)
         if self.index == 0:
-            self._tell_usage()
+            self._report.tell_usage()
 
     def resume(self) -> None:
         """Bring the training ranks to the step from which the run goes on, and give the engines its weights. The ranks
@@ -323,6 +329,15 @@ class Controller:
         if is_best:
             self._export(self._team.best_dir)
 
+    def _renew_reference(self) -> None:
+        """Write the policy that becomes the reference, if it is time, and remove those that no checkpoint needs."""
+        references = self.config.references
+        if references is None or not references.is_due(self.step) or self.step == self.config.train.steps:
+            return
+        self._export(str(references.folder(self.step)))
+        if self.index == 0:
+            references.prune(min(self._team.checkpoints.steps(), default=0))
+
     def _finish_save(self) -> None:
         """Wait for the checkpoint that is being written. What a restart would need without it is released."""
         if (saved := self._saver.finish()) is not None:
@@ -345,47 +360,7 @@ class Controller:
             self._prompts.prefetch(coming[self.index :: self.config.controllers.num])
 
     def _tell_flaws(self) -> None:
-        self._tell(self._start.flaws if self.index == 0 else ())
-
-    def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
-        for notice in notices:
-            is_new = self._rendezvous.put_record({"kind": "quarantine", "step": self.step, **notice})
-            if is_new:  # it was not told before a fault
-                self._meter.add_sum("data/num_filtered" if notice["is_filtered"] else "data/num_quarantined", 1)
-
-    def _report(self) -> None:
-        """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
-        self._rendezvous.phase = "report"
-        with self._meter.timed("time/keep_s"):
-            self._kept.finish()
-        return_freed_memory()
-        self._meter.add_max("controller/rss_bytes_max", resident_bytes())
-        if self._team.judges:
-            add_judges(self._meter, self._workers.on_my_judges("metrics"))
-        self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
-        meters = self._rendezvous.gather(self._meter.take())
-        record = merge(meters)
-        finish_update(record)
-        self._best.take(self.step, record)
-        if self.index:
-            return
-        record |= self._tell_usage() | self._best.metrics()
-        stat = self._client.stat()
-        for name in ("num_media", "num_processed", "num_recomputed", "num_evicted", "used_bytes", "processed_bytes"):
-            record[f"dataplane/{name}"] = stat[name]
-        engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
-        record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
-        self._rendezvous.finish_step(record, self._best.best)
-
-    def _tell_usage(self) -> dict[str, float]:
-        """Hand over the record of which role used which device and why cells moved; return the metrics from it."""
-        usage = self._coordinator.take_report()
-        phases, self._phases = self._phases, []
-        for decision in usage.decisions:
-            self._rendezvous.put_record({"kind": "placement", **decision})
-        timeline = {"spans": usage.spans, "phases": phases}
-        self._rendezvous.put_record({"kind": "timeline", "step": self.step, **timeline})
-        return dict(usage.metrics)
+        self._report.tell(self._start.flaws if self.index == 0 else ())
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -66,10 +66,10 @@ def check_reference(config: Config, hf_config: Mapping[str, Any]) -> None:
         ConfigError: it cannot be read, it has another one, or nothing reads it.
     """
     given = config.reference.path
-    if config.reference_path is None:
-        if given is not None:
+    if config.references is None:
+        for key, value in config.reference.model_dump(exclude_defaults=True).items():
             raise ConfigError(
-                f"reference.path is {given}, and nothing reads it; set algorithm.kl.where to loss, or leave it out"
+                f"reference.{key} is {value}, and nothing reads it; set algorithm.kl.where to loss, or leave it out"
             )
         return
     if given is None:

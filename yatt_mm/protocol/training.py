@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from yatt_mm.algorithms.settings import AlgorithmSettings
+from yatt_mm.common.reference_folders import ReferenceFolders
 from yatt_mm.protocol.adam_settings import AdamSettings
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class TrainSpec:
     """The number of engine processes that receive a model, where the weights are sent."""
     deadline_s: float
     """The deadline of every wait for them, in seconds."""
-    reference_dir: str | None
-    """The folder of the reference model; None if nothing reads it."""
+    references: ReferenceFolders | None
+    """The folders of the reference models; None if nothing reads them."""
     skipped_dir: str
     """The folder for what skipped updates were computed from."""
     cores: tuple[int, ...] = ()

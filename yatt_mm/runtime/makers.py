@@ -85,7 +85,7 @@ def rank_makers(site: Site) -> list[Maker]:
         recompute=train.recompute,
         freeze=tuple(train.freeze),
         overlap_grad_reduce=train.overlap_grad_reduce,
-        reference_dir=config.reference_path,
+        references=config.references,
         skipped_dir=str(config.skipped_dir.absolute()),
     )
     return [

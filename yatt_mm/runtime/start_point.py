@@ -80,6 +80,7 @@ def find_start(
         prompts = {found.key: first.prompt for found, first in zip(every, firsts)}
         reward = list(try_rewards(client, config, prompts))
     step = state["step"] if state else 0
+    check_reference_folder(config, step)
     told = _told(config, step) if state is not None else frozenset()
     start = RunStart(
         step=step,
@@ -107,6 +108,23 @@ def find_start(
             *_slow_index(config, every, indexing_s),
         ),
     )
+
+
+def check_reference_folder(config: Config, step: int) -> None:
+    """Check that the reference of the step after `step` is there, if it is the policy of an earlier step.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    references = config.references
+    if references is None or step >= config.train.steps:
+        return
+    folder = references.of(step + 1)
+    if folder != references.first and not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"--resume: the reference of step {step + 1} is not in {folder}, where the run wrote it; copy it from the "
+            "folder of the run that made the checkpoint, or set reference.renew_every to 0 and reference.path"
+        )
 
 
 def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | None) -> StepBatches:

@@ -95,7 +95,7 @@ class TrainWorker:
         """The step whose update the weights have; None while an update is under way, and after one that failed."""
         self._report: UpdateReport | None = None
         """That of the last update."""
-        self._reference = None if spec.reference_dir is None else CheckpointFiles(Path(spec.reference_dir))
+        self._reference: CheckpointFiles | None = None
         self._loss = functools.partial(
             policy_loss,
             surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
@@ -165,8 +165,8 @@ class TrainWorker:
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
-        if self._reference is not None:
-            self._measure_reference(minibatches, self._reference)
+        if self._spec.references is not None:
+            self._measure_reference(minibatches, self._spec.references.of(step))
         if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
@@ -276,8 +276,10 @@ class TrainWorker:
                     wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
         return sorted(wanted)
 
-    def _measure_reference(self, minibatches: Sequence[Samples], reference: CheckpointFiles) -> None:
-        with self._engine.weights_of(reference):
+    def _measure_reference(self, minibatches: Sequence[Samples], folder: Path) -> None:
+        if self._reference is None or self._reference.model_dir != folder:
+            self._reference = CheckpointFiles(folder)
+        with self._engine.weights_of(self._reference):
             for minibatch in minibatches:
                 measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)
                 for micro, logprobs in zip(minibatch, measured):

@@ -10,6 +10,7 @@ import pytest
 from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings, TokenWeights
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.reference_folders import ReferenceFolders
 from yatt_mm.config.algorithm_section import AlgorithmSection
 from yatt_mm.config.run_config import Config, dump_config, load_config
 
@@ -124,7 +125,9 @@ def test_a_divergence_has_defaults_where_it_counts_and_nothing_where_it_does_not
 
 
 def test_the_reference_is_the_model_itself_unless_another_is_named() -> None:
-    assert load_config(DIGITS).reference_path is None
-    loss = "algorithm.kl.where=loss"
-    assert load_config(DIGITS, [loss]).reference_path == load_config(DIGITS).model.path
-    assert load_config(DIGITS, [loss, "reference.path=models/sft"]).reference_path == "models/sft"
+    assert load_config(DIGITS).references is None
+    loss, run_dir = "algorithm.kl.where=loss", load_config(DIGITS).run_dir.absolute()
+    bare = load_config(DIGITS, [loss]).references
+    assert bare == ReferenceFolders(first=Path(load_config(DIGITS).model.path), renewed=run_dir / "reference")
+    named = load_config(DIGITS, [loss, "reference.path=models/sft", "reference.renew_every=10"]).references
+    assert named == ReferenceFolders(first=Path("models/sft"), renewed=run_dir / "reference", every=10)

@@ -22,6 +22,7 @@ from models.weights.checkpoint_files import CheckpointFiles
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.algorithms.losses import clipped, policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings
+from yatt_mm.common.reference_folders import ReferenceFolders
 from yatt_mm.generation.metrics import add_update, finish_update
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
@@ -55,7 +56,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         recompute="none",
         freeze=(),
         overlap_grad_reduce=False,
-        reference_dir=None,
+        references=None,
         skipped_dir="",
         carrier="shm",
         num_receivers=0,
@@ -69,7 +70,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.set_state(State.AWAKE)
         found = {"corrected": _corrected(worker, client), "empty": _without_weight(worker, client)}
         found["full"] = _with_a_full_device(worker, client)
-        found["reference"] = _with_a_reference(worker, client, CheckpointFiles(model_dir))
+        found["reference"] = _with_a_reference(worker, client, model_dir)
         for num_updates, name in ((2, "twice"), (1, "once")):
             current = _current_logprobs(worker, client, name)
             # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
@@ -97,18 +98,20 @@ def _with_a_full_device(worker: TrainWorker, client: Client) -> str:
     return "none"
 
 
-def _with_a_reference(worker: TrainWorker, client: Client, files: CheckpointFiles) -> dict[str, Any]:
+def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> dict[str, Any]:
     """Return an update whose loss keeps the policy near the model from which it was trained."""
     plain = worker._spec
     algorithm = dataclasses.replace(plain.algorithm, kl=KlSettings(where="loss", estimator="k3", coef=0.5))
     worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=algorithm)
     current = _current_logprobs(worker, client, "near")
-    with worker._engine.weights_of(files):
+    with worker._engine.weights_of(CheckpointFiles(model_dir)):
         reference = _current_logprobs(worker, client, "reference")
-    worker._step, worker._reference = 2, files
+    references = ReferenceFolders(first=Path("of the first step"), renewed=model_dir.parent, every=2)
+    (model_dir.parent / "step_000002").symlink_to(model_dir)
+    worker._step, worker._spec = 2, dataclasses.replace(plain, references=references)
     report = worker.update(_plan(client, "near the reference", current), 3)
     worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
-    worker._reference = None
+    worker._spec = plain
     return {"current": current, "reference": reference, "report": report}
 
 

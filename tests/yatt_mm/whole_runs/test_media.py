@@ -104,6 +104,8 @@ def run(folder: Path) -> runs.Finished:
         "rollouts.keep=all",
         "model.dtype=bfloat16",
         "train.freeze=[tower]",
+        "algorithm.kl.where=loss",
+        "reference.renew_every=2",
         "controllers.num=3",
         f"train.steps={NUM_STEPS}",
         f"train.prompts_per_step={NUM_PROMPTS}",
@@ -158,6 +160,15 @@ def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Fi
     )
     trained = {row["index"] for row in rows if row["set"] == "verl"}
     assert trained == set(range(SETS["verl"] + 1)) - {LARGE}
+
+
+def test_the_policy_leaves_its_reference_until_it_takes_its_place(run: runs.Finished, folder: Path) -> None:
+    assert run.status == 0, run.output
+    first, second, third = (record["train/kl"] for record in runs.metrics(folder, "media")[1:])
+    assert 0 < first < second, "they are the same model in the first of the two updates of a step"
+    assert third < second / 2, "the policy after step 2 is the reference of step 3"
+    renewed = folder / "runs" / "media" / "reference"
+    assert [path.name for path in renewed.iterdir()] == ["step_000002"]
 
 
 def test_the_frozen_tower_stays_as_it_is_and_the_rest_is_trained(run: runs.Finished, folder: Path) -> None:
