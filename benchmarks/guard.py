@@ -237,7 +237,7 @@ def _execute(
         process = subprocess.Popen(
             command,
             cwd=side.checkout,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -269,13 +269,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _ask(folder: Path, *command: str) -> str:
     """Run a short command and return the last line that it prints."""
-    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise GuardError(f"{' '.join(command)} failed in {folder}: {done.stderr.strip()}")
     return (done.stdout.splitlines() or [""])[-1]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the environment of a side's processes, in which no other packages are found before its own."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 

@@ -79,9 +79,10 @@ def test_a_key_on_one_side_only_is_a_difference_even_if_its_value_is_left_out(ke
 def test_a_side_has_its_own_packages_and_plugins_and_what_else_is_installed(tmp_path: Path) -> None:
     side = side_with(tmp_path, {"pyproject.toml": PROJECT, "models/__init__.py": ""})
     guard.make_environment(side)
-    plugins = subprocess.run([side.python, "-c", PLUGINS], cwd=tmp_path, capture_output=True, text=True, check=True)
+    inside = {"cwd": tmp_path, "env": guard.environment(), "capture_output": True, "text": True, "check": True}
+    plugins = subprocess.run([side.python, "-c", PLUGINS], **inside)
     assert json.loads(plugins.stdout) == ["models:other_plugin"]
-    subprocess.run([side.python, "-c", "import rich"], cwd=tmp_path, check=True)
+    subprocess.run([side.python, "-c", "import rich"], **inside)
 
 
 def test_a_side_whose_package_comes_from_elsewhere_is_refused(tmp_path: Path) -> None:

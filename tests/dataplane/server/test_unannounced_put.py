@@ -53,15 +53,20 @@ def ended(writer: fl.FlightStreamWriter, answers: object) -> dict[str, object]:
 
 def test_puts_that_stop_take_no_more_than_the_nodes_size_and_give_it_back_at_their_deadline(served: Served) -> None:
     with Client(served.uri, timeout_s=20) as client:
-        client.release([client.put(bytes(MIB), name="warm")])
+        begun = time.monotonic()
+        with putting(served.uri, "warm", 60) as (writer, answers):
+            send(writer, 60)
+            ended(writer, answers)
+        client.release_names(["warm"])
+        timeout_s = 4 + 10 * (time.monotonic() - begun)  # two others are to be refused in this time
         before = private_bytes(served)
         with (
-            putting(served.uri, "one", 4) as (one, one_answers),
-            putting(served.uri, "two", 4) as (two, two_answers),
-            putting(served.uri, "three", 4) as (three, three_answers),
+            putting(served.uri, "one", timeout_s) as (one, one_answers),
+            putting(served.uri, "two", timeout_s) as (two, two_answers),
+            putting(served.uri, "three", timeout_s) as (three, three_answers),
         ):
             send(one, 60)
-            wait_until(lambda: private_bytes(served) > before + 58 * MIB, timeout_s=3)
+            wait_until(lambda: private_bytes(served) > before + 58 * MIB, timeout_s=timeout_s)
             for other, answers in ((two, two_answers), (three, three_answers)):
                 with pytest.raises(fl.FlightError, match=r"puts of unknown size.* give nbytes"):
                     send(other, 60)
