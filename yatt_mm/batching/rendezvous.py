@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,10 +19,10 @@ from typing import Any
 from dataplane.core.refs import Ref
 from yatt_mm.batching.journal import Journal, StepShare
 from yatt_mm.batching.meeting import Meeting, MeetingKey, StepGivenUp
+from yatt_mm.batching.run_records import RunRecords
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
-from yatt_mm.common.errors import DataError, PhaseAbortedError
+from yatt_mm.common.errors import PhaseAbortedError
 from yatt_mm.common.progress import PROGRESS
-from yatt_mm.common.reasons import Reasons
 from yatt_mm.protocol.control import Best, Slot
 from yatt_mm.protocol.saved_groups import SavedGroup
 
@@ -75,12 +75,7 @@ class Rendezvous:
         self._late: set[int] = set()
         """The controllers that were too late for a meeting."""
         self._last_seen = [0.0] * num_controllers
-        self._records: list[dict[str, Any]] = []
-        self._reasons = Reasons()
-        """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
-        self._notices: set[frozenset[tuple[str, Any]]] = set()
-        """What was said of samples that are left out, without the step."""
-        self._news = asyncio.Event()
+        self._records = RunRecords()
         self._is_full = asyncio.Event()
         self._is_stopping = asyncio.Event()
         self._step = -1
@@ -113,7 +108,7 @@ class Rendezvous:
         """
 
         def deal(values: list[Any]) -> list[list[Slot]]:
-            with self._says_why():
+            with self._records.says_why():
                 return self._batches.deal(values)
 
         return _share(await self._meet(key, controller, bad, deal), controller)
@@ -136,7 +131,7 @@ class Rendezvous:
         def deal(_values: list[Any]) -> list[list[Slot]]:
             self._is_full.clear()
             self._last_seen = [time.monotonic()] * self._num
-            with self._says_why():
+            with self._records.says_why():
                 return self._batches.open(self._num)
 
         return _share(await self._meet(key, controller, None, deal), controller)
@@ -152,7 +147,7 @@ class Rendezvous:
         self._check_aborted()
         if not self._is_full.is_set():  # those that come later may be dropped
             self._landed[controller] |= {group.slot.position: group for group in groups}
-        with self._says_why():
+        with self._records.says_why():
             slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
         if self._batches.outcome is not None and not self._is_full.is_set():
             self._forget_dropped()
@@ -275,30 +270,15 @@ class Rendezvous:
     async def put_record(self, record: dict[str, Any]) -> bool:
         """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice). Return False for a notice
         that was handed over before: after a fault it comes again."""
-        if record["kind"] == "quarantine":
-            notice = frozenset((name, value) for name, value in record.items() if name != "step")
-            if notice in self._notices:
-                return False
-            self._notices.add(notice)
-            self._reasons.add(record["reason"])
-        self._records.append(record)
-        self._news.set()
-        return True
+        return self._records.put(record)
 
     async def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""
-        return self._why_left_out()
+        return self._records.why_left_out()
 
     async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the records since the last call. Waits up to `timeout_s` for the first one."""
-        if not self._records:
-            self._news.clear()
-            try:
-                await asyncio.wait_for(self._news.wait(), timeout_s)
-            except TimeoutError:
-                return []
-        records, self._records = self._records, []
-        return records
+        return await self._records.take(timeout_s)
 
     async def news(self, timeout_s: float) -> tuple[list[dict[str, Any]], Progress]:
         """Return what `take_records` returns, and how far the run has come."""
@@ -309,21 +289,6 @@ class Rendezvous:
         for of_one in self._landed:
             for position in of_one.keys() & self._batches.dropped:
                 del of_one[position]
-
-    def _why_left_out(self) -> str:
-        if not self._reasons:
-            return ""
-        reason, count = self._reasons.commonest()
-        num = len(self._reasons)
-        return f". {num} samples were left out (quarantine.jsonl has all), {count} of them because: {reason}"
-
-    @contextlib.contextmanager
-    def _says_why(self) -> Iterator[None]:
-        """Add to an error of the data, for a block, why samples were left out."""
-        try:
-            yield
-        except DataError as error:
-            raise DataError(f"{error}{self._why_left_out()}") from None
 
     async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)
