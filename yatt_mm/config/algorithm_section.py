@@ -25,9 +25,10 @@ from yatt_mm.algorithms.settings import (
     TokenWeights,
 )
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
-from yatt_mm.config.values import Section
+from yatt_mm.config.values import Section, filled
 
-KL_DEFAULTS = {"estimator": "k3", "coef": 0.001}
+KL_READS: dict[KlWhere, dict[str, Any]] = {"none": {}, "loss": {"estimator": "k3", "coef": 0.001}}
+"""By place of the divergence the settings that it reads, with their defaults."""
 
 
 class CorrectionSection(Section):
@@ -50,16 +51,8 @@ class CorrectionSection(Section):
     @field_validator("level", "floor", "cap", "worst_ratio")
     @classmethod
     def _fill(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the kind's default for a setting without a value, and refuse a value that it does not read."""
-        kind, setting = info.data.get("kind"), str(info.field_name)
-        if kind is None:  # it was refused
-            return value
-        if value is None:
-            return READS[kind].get(setting)
-        if setting not in READS[kind]:
-            reads = f"; it reads {', '.join(READS[kind])}" if READS[kind] else ", and no other setting"
-            raise ValueError(f"the kind {kind} does not read it{reads}")
-        return value
+        kind = info.data.get("kind")
+        return filled(value, info, f"the kind {kind}", None if kind is None else READS[kind])
 
     def settings(self) -> CorrectionSettings:
         """Return the settings as training ranks read them."""
@@ -79,12 +72,8 @@ class KlSection(Section):
     @field_validator("estimator", "coef")
     @classmethod
     def _fill(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the default where there is a penalty, and refuse a value where there is none."""
-        if info.data.get("where", "none") != "none":
-            return KL_DEFAULTS[str(info.field_name)] if value is None else value
-        if value is not None:
-            raise ValueError("nothing reads it while algorithm.kl.where is none; set that to loss, or leave this out")
-        return None
+        where = info.data.get("where")
+        return filled(value, info, f"algorithm.kl.where={where}", None if where is None else KL_READS[where])
 
     @model_validator(mode="after")
     def _check_estimator(self) -> Self:
@@ -151,15 +140,9 @@ class AlgorithmSection(Section):
     @field_validator("normalize_std", "token_weights", "clip_low", "clip_high", "dual_clip")
     @classmethod
     def _fill(cls, value: Any, info: ValidationInfo) -> Any:
-        """Return the algorithm's default for a setting without a value, and refuse a value that it does not read."""
-        name, setting = info.data.get("name"), str(info.field_name)
-        if name is None:  # it was refused
-            return value
-        if value is None:
-            return default_of(name, setting)
-        if setting not in settings_of(name):
-            raise ValueError(f"{name} does not read it; it reads {', '.join(settings_of(name))}")
-        return value
+        name = info.data.get("name")
+        reads = None if name is None else {setting: default_of(name, setting) for setting in settings_of(name)}
+        return filled(value, info, str(name), reads)
 
     @model_validator(mode="after")
     def _check_penalty(self) -> Self:

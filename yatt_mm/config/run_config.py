@@ -26,7 +26,6 @@ from yatt_mm.config.sections import (
     DataplaneSection,
     FaultsSection,
     ModelSection,
-    ParallelSection,
     PlacementSection,
     RaySection,
     RewardSection,
@@ -34,9 +33,9 @@ from yatt_mm.config.sections import (
     RolloutsSection,
     RunSection,
     SamplingSection,
-    TrainSection,
     WeightsSection,
 )
+from yatt_mm.config.train_section import ParallelSection, TrainSection
 from yatt_mm.config.values import Section
 from yatt_mm.config.yaml_file import explain, read_tree
 from yatt_mm.placement.policy import Bounds, Split

@@ -1,11 +1,12 @@
-"""The types of the values in the configuration's sections."""
+"""The types of the values in the configuration's sections, and values that depend on a choice."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -46,3 +47,21 @@ class Section(BaseModel):
     """A part of the tree. Unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def filled(value: Any, info: ValidationInfo, choice: str, reads: Mapping[str, Any] | None) -> Any:
+    """Return a setting's value, or without one the default that a choice made before it gives. `reads`: by name the
+    settings that the choice reads, with their defaults; None if the choice itself was refused.
+
+    Raises:
+        ValueError: there is a value, and the choice does not read it.
+    """
+    setting = str(info.field_name)
+    if reads is None:
+        return value
+    if value is None:
+        return reads.get(setting)
+    if setting not in reads:
+        others = f"; it reads {', '.join(reads)}" if reads else ", and no other setting"
+        raise ValueError(f"{choice} does not read it{others}")
+    return value

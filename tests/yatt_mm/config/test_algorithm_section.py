@@ -115,7 +115,7 @@ def test_a_divergence_has_defaults_where_it_counts_and_nothing_where_it_does_not
     given = algorithm("algorithm.kl={where: loss, estimator: k2, coef: 0.04}").settings().kl
     assert given == KlSettings(where="loss", estimator="k2", coef=0.04)
     with pytest.raises(
-        ConfigError, match=r"^algorithm.kl.coef is 0.1: nothing reads it while algorithm.kl.where is none"
+        ConfigError, match=r"^algorithm.kl.coef is 0.1: algorithm.kl.where=none does not read it, and no"
     ):
         algorithm("algorithm.kl.coef=0.1")
     with pytest.raises(ConfigError, match=r"algorithm.kl.* estimator is k1, whose gradient is 0 in the mean"):

@@ -9,7 +9,7 @@ import pytest
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import dump_config, load_config
-from yatt_mm.config.sections import SCHEDULE_READS, TrainSection
+from yatt_mm.config.train_section import SCHEDULE_READS, TrainSection
 from yatt_mm.protocol.adam_settings import Schedule
 
 JUDGE = Path(__file__).parents[3] / "configs" / "judge_full_cpu.yaml"
