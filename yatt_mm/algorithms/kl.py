@@ -2,8 +2,8 @@
 per-token tensors.
 
 Axes: K = sampled tokens. A token x was sampled from (nearly) the policy pi. With the log-ratio d = log pi(x) -
-log ref(x), the mean of every estimator over x is KL(pi || ref); the names are those of John Schulman's note
-"Approximating KL divergence" (2020).
+log ref(x), the mean over x of k1 and of k3 is KL(pi || ref), and that of k2 is near it. The names are those of John
+Schulman's note "Approximating KL divergence" (2020).
 """
 
 from __future__ import annotations

@@ -38,6 +38,25 @@ class ReferenceFolders:
         """Return True if the policy after a step becomes the reference."""
         return bool(self.every) and step > 0 and step % self.every == 0
 
+    def set_aside_after(self, step: int, aside: Path) -> None:
+        """Move the references of later steps into a folder, beside the checkpoints that go with them."""
+        for folder in self.renewed.glob("step_*"):
+            if int(folder.name.removeprefix("step_")) > step:
+                (aside / FOLDER).mkdir(parents=True, exist_ok=True)
+                folder.rename(aside / FOLDER / folder.name)
+
+    def bring(self, step: int, checkpoint: Path) -> None:
+        """Copy the reference of the step after `step` from beside a checkpoint, if that is of another run, or was set
+        aside."""
+        needed = self.of(step + 1)
+        for beside in (checkpoint.parent, checkpoint.parent.parent):
+            found = beside.absolute() / FOLDER / needed.name
+            if needed != self.first and found.is_dir():
+                if found != needed:
+                    shutil.rmtree(needed, ignore_errors=True)
+                    shutil.copytree(found, needed)
+                return
+
     def prune(self, oldest_step: int) -> None:
         """Remove the folders that no run needs that goes on from `oldest_step` or later."""
         needed = self.of(oldest_step + 1)

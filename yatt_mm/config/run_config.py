@@ -17,7 +17,7 @@ from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.reference_folders import FOLDER, ReferenceFolders
-from yatt_mm.config.algorithm_section import AlgorithmSection, ReferenceSection
+from yatt_mm.config.algorithm_section import AlgorithmSection, KlSection, ReferenceSection
 from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.eval_section import EvalSection
 from yatt_mm.config.sections import (
@@ -104,7 +104,7 @@ class Config(Section):
         if self.algorithm.kl.where == "none":
             return None
         return ReferenceFolders(
-            first=Path(self.reference.path or self.model.path),
+            first=Path(self.reference.path or self.model.path).absolute(),
             renewed=self.run_dir.absolute() / FOLDER,
             every=self.reference.renew_every,
         )
@@ -128,6 +128,8 @@ class Config(Section):
             update={
                 "run": self.run.model_copy(update={"dir": str(folder.parent), "name": folder.name}),
                 "data": self.data.model_copy(update={"train": ()}),
+                "algorithm": self.algorithm.model_copy(update={"kl": KlSection()}),
+                "reference": ReferenceSection(),
                 "train": self.train.model_copy(update={"steps": 0, "parallel": ParallelSection()}),
                 "reward": self.reward.model_copy(update={"judges": {}, "weight": 1.0}),
                 "placement": self.placement.model_copy(update=WITHOUT_CELLS),

@@ -63,7 +63,10 @@ def _extended(path: Path, by: tuple[Path, ...]) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{path}: {EXTENDS} is {base!r}; wanted the path of a config, from the folder of this one")
-    return _over(_extended(path.parent / base, (*by, path.resolve())), tree)
+    below = path.parent / base
+    if not below.is_file():
+        raise ConfigError(f"{path}: {EXTENDS} is {base}, and there is no file {below}")
+    return _over(_extended(below, (*by, path.resolve())), tree)
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +74,10 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         found = below.get(key)
-        merged[key] = _over(found, value) if isinstance(found, dict) and isinstance(value, dict) else value
+        if isinstance(found, dict) and (value is None or isinstance(value, dict)):
+            merged[key] = _over(found, value or {})  # a section without a key of its own stays
+        else:
+            merged[key] = value
     return merged
 
 

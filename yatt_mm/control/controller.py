@@ -17,6 +17,8 @@ from dataclasses import replace
 from dataplane.client.client import Client
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.common.manifest import write_manifest
+from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.advantages import with_advantages
 from yatt_mm.control.begun_step import BegunStepSaver
@@ -332,10 +334,13 @@ class Controller:
     def _renew_reference(self) -> None:
         """Write the policy that becomes the reference, if it is time, and remove those that no checkpoint needs."""
         references = self.config.references
-        if references is None or not references.is_due(self.step) or self.step == self.config.train.steps:
+        if references is None or not references.is_due(self.step):
             return
-        self._export(str(references.folder(self.step)))
+        folder = references.folder(self.step)
+        self._export(str(folder))
         if self.index == 0:
+            with writing(folder):
+                write_manifest(folder)  # before the checkpoint, which is worth nothing without it
             references.prune(min(self._team.checkpoints.steps(), default=0))
 
     def _finish_save(self) -> None:

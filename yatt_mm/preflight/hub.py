@@ -15,7 +15,6 @@ from typing import Any, Literal
 from rich.console import Console
 
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.config.algorithm_section import ReferenceSection
 from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.run_sets import key_of
@@ -55,8 +54,9 @@ def with_local_paths(config: Config, console: Console, *, with_weights: bool = T
     files = [*MODEL_FILES, WEIGHTS] if with_weights else [*MODEL_FILES]
     model = config.model.model_copy(update={"path": _model("model.path", config.model.path, console, files)})
     reference = config.reference
-    if reference.path is not None and with_weights:
-        reference = ReferenceSection(path=_model("reference.path", reference.path, console, files))
+    if reference.path is not None and config.references is not None and with_weights:
+        path = _model("reference.path", reference.path, console, files)
+        reference = reference.model_copy(update={"path": path})
     judges = {
         name: judge
         if judge.url is not None or not with_weights

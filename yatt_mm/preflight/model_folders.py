@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,40 @@ from models.registry import FAMILIES
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 
-NOT_OF_WEIGHTS = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "max_position_embeddings",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
+OF_MODEL = ("model_type", "image_token_id", "video_token_id", "tie_word_embeddings", "downsample_ratio")
+OF_TEXT = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "mrope_section",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
 )
-"""The keys of a config.json in which two models of one architecture may differ."""
+OF_VISION = (
+    "depth",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_attention_heads",
+    "out_hidden_size",
+    "patch_size",
+    "spatial_merge_size",
+    "temporal_patch_size",
+    "window_size",
+    "fullatt_block_indexes",
+    "deepstack_visual_indexes",
+    "image_size",
+)
+"""The keys of config.json that describe weights, and what is computed with them. A key that one of two configs does not
+have is not compared: files of different versions of transformers say different defaults."""
 
 
 def check_model_folder(key: str, path: str, *, has_weights: bool = True) -> dict[str, Any]:
@@ -74,19 +91,23 @@ def check_reference(config: Config, hf_config: Mapping[str, Any]) -> None:
         return
     if given is None:
         return
-    for key, of_policy, of_reference in _differences(hf_config, check_model_folder("reference.path", given)):
-        raise ConfigError(
-            f"reference.path is {given}, whose config.json has {key} {of_reference}, where that of model.path has "
-            f"{of_policy}; a reference needs the architecture of the policy, such as the model from which it was "
-            "trained"
-        )
+    policy, reference = _architecture(hf_config), _architecture(check_model_folder("reference.path", given))
+    for key in policy:
+        if key in reference and policy[key] != reference[key]:
+            raise ConfigError(
+                f"reference.path is {given}, whose config.json has {key} {reference[key]}, where that of model.path "
+                f"has {policy[key]}; a reference needs the architecture of the policy, such as the model from which it "
+                "was trained"
+            )
 
 
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value of one, value of the other) where two configs describe different weights."""
-    for key in sorted((one.keys() | other.keys()) - NOT_OF_WEIGHTS):
-        values = one.get(key), other.get(key)
-        if isinstance(values[0], Mapping) and isinstance(values[1], Mapping):
-            yield from _differences(values[0], values[1], f"{prefix}{key}.")
-        elif values[0] != values[1]:
-            yield f"{prefix}{key}", *values
+def _architecture(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by dotted key what a config.json says of the architecture, wherever its version of transformers says it:
+    with the text's settings at the top or in a section of their own, and those of RoPE likewise."""
+    text = {**hf_config, **hf_config.get("text_config", {})}
+    for rope in ("rope_scaling", "rope_parameters"):
+        text |= text.get(rope) or {}
+    vision = hf_config.get("vision_config", {})
+    found = {name: hf_config[name] for name in OF_MODEL if name in hf_config}
+    found |= {f"text_config.{name}": text[name] for name in OF_TEXT if name in text}
+    return found | {f"vision_config.{name}": vision[name] for name in OF_VISION if name in vision}

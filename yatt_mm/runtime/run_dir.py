@@ -110,6 +110,11 @@ def prepare(
             console.print(f"the best model so far is {why}, and was moved to {aside}", soft_wrap=True)
         is_own = checkpoint.absolute().parent == checkpoints.root.absolute()
         aside_checkpoints = checkpoints.set_aside_after(step, but=begun if is_own else ())
+        if config.references is not None:
+            if aside_checkpoints is not None:
+                config.references.set_aside_after(step, aside_checkpoints)
+            with writing(config.references.renewed):
+                config.references.bring(step, checkpoint)
         if aside_checkpoints is not None:
             console.print(f"what was saved after step {step} was moved to {aside_checkpoints}", soft_wrap=True)
     with writing(folder / CONFIG_FILE):

@@ -18,7 +18,8 @@ from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.errors import CheckpointError, ConfigError
+from yatt_mm.common.manifest import check_files
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
@@ -111,20 +112,25 @@ def find_start(
 
 
 def check_reference_folder(config: Config, step: int) -> None:
-    """Check that the reference of the step after `step` is there, if it is the policy of an earlier step.
+    """Check that the reference of the step after `step` is as it was written, if it is the policy of an earlier step.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not there, or is damaged.
     """
     references = config.references
     if references is None or step >= config.train.steps:
         return
     folder = references.of(step + 1)
-    if folder != references.first and not (folder / "config.json").is_file():
+    if folder == references.first:
+        return
+    try:
+        check_files(folder)
+    except CheckpointError as error:
         raise ConfigError(
-            f"--resume: the reference of step {step + 1} is not in {folder}, where the run wrote it; copy it from the "
-            "folder of the run that made the checkpoint, or set reference.renew_every to 0 and reference.path"
-        )
+            f"--resume: the reference of step {step + 1} is the policy of an earlier step, which cannot be used: "
+            f"{error}. If reference.renew_every is new or was changed, the run never wrote it: set it back, or name a "
+            "model in reference.path and set reference.renew_every to 0"
+        ) from error
 
 
 def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | None) -> StepBatches:

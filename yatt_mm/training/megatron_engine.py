@@ -32,6 +32,7 @@ from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.checkpoint_files import CheckpointFiles
 from models.weights.export import ShardedWeights
+from models.weights.load import check_finite, check_names
 from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
@@ -141,10 +142,16 @@ class TrainEngine:
         """Compute with the weights of another checkpoint of the same architecture in a `with` block. They take the
         place of the trained ones, which wait in host memory and come back bit for bit."""
         with self.memory.lent():
+            spoilt: list[str] = []
             for chunk in self._model:
-                self._table.load(chunk, files)
+                spoilt += self._table.load(chunk, files)
                 PROGRESS.tick()
+            check_finite(spoilt, files)
             yield
+
+    def check_names(self, files: CheckpointFiles) -> None:
+        """Raise ValueError, on all ranks, unless another checkpoint has the tensors of this model."""
+        check_names([meta.name for meta in self._weights.metadata()], files)
 
     def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
         """Return [sample][medium] True for the media that this rank encodes. It needs their patches; the patches of

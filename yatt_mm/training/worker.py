@@ -118,6 +118,8 @@ class TrainWorker:
             freeze=spec.freeze,
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
+        if spec.references is not None:
+            self._engine.check_names(CheckpointFiles(spec.references.first))
 
     def set_state(self, state: State) -> MovedMemory:
         """Go to sleep, hold weights only, or wake up, and release the device's memory accordingly. Work in another
@@ -165,11 +167,12 @@ class TrainWorker:
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
-        if self._spec.references is not None:
-            self._measure_reference(minibatches, self._spec.references.of(step))
-        if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
-            for minibatch in minibatches:
-                self._measure_old_logprobs(minibatch)
+        with self._saying_what_saves_memory():
+            if self._spec.references is not None:
+                self._measure_reference(minibatches, self._spec.references.of(step))
+            if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
+                for minibatch in minibatches:
+                    self._measure_old_logprobs(minibatch)
         report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
         done = []
         for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
@@ -201,7 +204,9 @@ class TrainWorker:
             ways = ["lower train.max_tokens_per_microbatch (and train.max_patches_per_microbatch)"]
             if self._spec.recompute != "full":
                 ways.append("set train.recompute to full")
-            if not self._spec.optim.offload_frac:
+            if self._spec.dtype == "float32":
+                ways.append("set model.dtype to bfloat16")
+            elif not self._spec.optim.offload_frac:
                 ways.append("set train.optimizer_offload_fraction")
             raise RuntimeError(
                 f"an update needs more memory than the device has: {', or '.join(ways)}. {error}"

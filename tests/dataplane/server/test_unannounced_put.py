@@ -53,13 +53,14 @@ def ended(writer: fl.FlightStreamWriter, answers: object) -> dict[str, object]:
 
 def test_puts_that_stop_take_no_more_than_the_nodes_size_and_give_it_back_at_their_deadline(served: Served) -> None:
     with Client(served.uri, timeout_s=20) as client:
-        begun = time.monotonic()
-        with putting(served.uri, "warm", 60) as (writer, answers):
+        client.release([client.put(bytes(MIB), name="warm")])
+        before, begun = private_bytes(served), time.monotonic()
+        with putting(served.uri, "timed", 60) as (writer, answers):
             send(writer, 60)
             ended(writer, answers)
-        client.release_names(["warm"])
+        client.release_names(["timed"])
         timeout_s = 4 + 10 * (time.monotonic() - begun)  # two others are to be refused in this time
-        before = private_bytes(served)
+        wait_until(lambda: private_bytes(served) < before + 8 * MIB)
         with (
             putting(served.uri, "one", timeout_s) as (one, one_answers),
             putting(served.uri, "two", timeout_s) as (two, two_answers),

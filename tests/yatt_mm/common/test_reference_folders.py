@@ -36,3 +36,29 @@ def test_what_no_checkpoint_needs_is_removed(tmp_path: Path, oldest: int, kept: 
     found.prune(oldest)
     assert sorted(found.renewed.iterdir()) == [found.folder(step) for step in kept]
     assert found.first.is_dir()
+
+
+def test_a_checkpoint_of_another_run_brings_its_reference(tmp_path: Path) -> None:
+    found = folders(tmp_path / "run", 3)
+    other = tmp_path / "other"
+    (other / "reference" / "step_000003").mkdir(parents=True)
+    (other / "reference" / "step_000003" / "config.json").write_text("of the other run")
+    found.folder(3).mkdir(parents=True)
+    found.bring(4, other / "checkpoints" / "step_000004")
+    assert (found.folder(3) / "config.json").read_text() == "of the other run"
+    found.bring(2, other / "checkpoints" / "step_000002")
+    assert not found.first.exists(), "the first one is where it was"
+
+
+def test_references_go_aside_with_their_checkpoints_and_come_back_with_them(tmp_path: Path) -> None:
+    found = ReferenceFolders(first=tmp_path / "first", renewed=tmp_path / "run" / "reference", every=3)
+    for step in (3, 6):
+        found.folder(step).mkdir(parents=True)
+        (found.folder(step) / "config.json").write_text(f"step {step}")
+    aside = tmp_path / "run" / "checkpoints" / "abandoned-1"
+    found.set_aside_after(4, aside)
+    assert [path.name for path in found.renewed.iterdir()] == ["step_000003"]
+    found.bring(7, aside / "step_000007")
+    assert (found.folder(6) / "config.json").read_text() == "step 6"
+    found.bring(4, tmp_path / "run" / "checkpoints" / "step_000004")
+    assert (found.folder(3) / "config.json").read_text() == "step 3", "that of the run itself stays"

@@ -128,6 +128,8 @@ def test_the_reference_is_the_model_itself_unless_another_is_named() -> None:
     assert load_config(DIGITS).references is None
     loss, run_dir = "algorithm.kl.where=loss", load_config(DIGITS).run_dir.absolute()
     bare = load_config(DIGITS, [loss]).references
-    assert bare == ReferenceFolders(first=Path(load_config(DIGITS).model.path), renewed=run_dir / "reference")
+    assert bare == ReferenceFolders(
+        first=Path(load_config(DIGITS).model.path).absolute(), renewed=run_dir / "reference"
+    )
     named = load_config(DIGITS, [loss, "reference.path=models/sft", "reference.renew_every=10"]).references
-    assert named == ReferenceFolders(first=Path("models/sft"), renewed=run_dir / "reference", every=10)
+    assert named == ReferenceFolders(first=Path("models/sft").absolute(), renewed=run_dir / "reference", every=10)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from yatt_mm.algorithms.table import ALGORITHMS
+from yatt_mm.algorithms.table import ALGORITHMS, default_of
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.reference_page import reference, reference_page
 from yatt_mm.config.run_config import Config, dump_config, load_config
@@ -138,7 +138,7 @@ def test_sets_come_back_as_they_were_given(config_file: Path, tmp_path: Path) ->
 def test_a_config_is_laid_over_the_one_that_it_extends(config_file: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "over.yaml").write_text(
-        "extends: ../run.yaml\nrun: {name: over}\ntrain: {steps: 7}\ndata: {train: [{name: a, path: b}]}\n"
+        "extends: ../run.yaml\nrun: {name: over}\ntrain: {steps: 7}\nmodel:\ndata: {train: [{name: a, path: b}]}\n"
     )
     over = load_config(tmp_path / "more" / "over.yaml", ["train.lr=1e-5"])
     base = load_config(config_file)
@@ -152,7 +152,7 @@ def test_a_config_is_laid_over_the_one_that_it_extends(config_file: Path, tmp_pa
 
 def test_a_config_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
     for text, message in {
-        "extends: none.yaml": r"cannot read the config .*none.yaml",
+        "extends: none.yaml": r"self.yaml: extends is none.yaml, and there is no file .*none.yaml",
         "extends: [a, b]": r"extends is \['a', 'b'\]; wanted the path of a config",
         "extends: self.yaml": r"self.yaml extends itself, by way of .*self.yaml",
     }.items():
@@ -166,6 +166,8 @@ def test_every_algorithm_has_a_config_over_that_of_the_digits(name: str) -> None
     config, digits = load_config(CONFIGS / "algorithms" / f"{name}.yaml"), load_config(CONFIGS / "digits_cpu.yaml")
     assert (config.algorithm.name, config.run.name) == (name, f"digits_{name}")
     assert (config.model, config.data, config.train) == (digits.model, digits.data, digits.train)
+    own = 0.28 if name == "gspo" else default_of(name, "clip_high")
+    assert config.algorithm.clip_high == own
     assert load_config(CONFIGS / "digits_cpu.yaml", [f"algorithm.name={name}"]).algorithm.name == name
 
 

@@ -312,8 +312,15 @@ def test_a_reference_needs_the_architecture_of_the_policy(folder: Path, tiny_dir
     check(folder, tiny_dir, loss, f"reference.path={reference}")
     file = reference / "config.json"
     hf_config = json.loads(file.read_text())
-    file.write_text(json.dumps(hf_config | {"transformers_version": "5.0"}))
+    text = dict(hf_config["text_config"])  # as older versions of transformers write it
+    rope = text.pop("rope_parameters")
+    flat = text | {"rope_theta": rope["rope_theta"], "rope_scaling": {"mrope_section": rope["mrope_section"]}}
+    others = {name: value for name, value in hf_config.items() if name != "text_config"}
+    file.write_text(json.dumps(flat | others | {"transformers_version": "4.51"}))
     check(folder, tiny_dir, loss, f"reference.path={reference}")
+    file.write_text(json.dumps(flat | others | {"rope_theta": 5e5}))
+    with pytest.raises(ConfigError, match=r"config.json has text_config.rope_theta 500000.0, where .* has 1000000.0"):
+        check(folder, tiny_dir, loss, f"reference.path={reference}")
     hf_config["text_config"]["num_hidden_layers"] += 1
     file.write_text(json.dumps(hf_config))
     found, wanted = (hf_config["text_config"]["num_hidden_layers"] - less for less in (0, 1))

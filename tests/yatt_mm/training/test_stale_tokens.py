@@ -283,7 +283,7 @@ def test_a_rank_says_which_step_its_weights_have_and_none_after_an_update_that_f
 def test_an_update_for_which_the_device_is_too_small_says_what_to_set(found: dict[str, Any]) -> None:
     assert found["full"] == (
         "an update needs more memory than the device has: lower train.max_tokens_per_microbatch (and "
-        "train.max_patches_per_microbatch), or set train.recompute to full, or set train.optimizer_offload_fraction. "
+        "train.max_patches_per_microbatch), or set train.recompute to full, or set model.dtype to bfloat16. "
         "tried to allocate 548 MiB"
     )
 
