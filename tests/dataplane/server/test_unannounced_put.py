@@ -54,20 +54,15 @@ def ended(writer: fl.FlightStreamWriter, answers: object) -> dict[str, object]:
 def test_puts_that_stop_take_no_more_than_the_nodes_size_and_give_it_back_at_their_deadline(served: Served) -> None:
     with Client(served.uri, timeout_s=20) as client:
         client.release([client.put(bytes(MIB), name="warm")])
-        before, begun = private_bytes(served), time.monotonic()
-        with putting(served.uri, "timed", 60) as (writer, answers):
-            send(writer, 60)
-            ended(writer, answers)
-        client.release_names(["timed"])
-        timeout_s = 4 + 10 * (time.monotonic() - begun)  # two others are to be refused in this time
-        wait_until(lambda: private_bytes(served) < before + 8 * MIB)
+        before = private_bytes(served)
         with (
-            putting(served.uri, "one", timeout_s) as (one, one_answers),
-            putting(served.uri, "two", timeout_s) as (two, two_answers),
-            putting(served.uri, "three", timeout_s) as (three, three_answers),
+            # on a busy machine the two others are refused within this time too
+            putting(served.uri, "one", 12) as (one, one_answers),
+            putting(served.uri, "two", 12) as (two, two_answers),
+            putting(served.uri, "three", 12) as (three, three_answers),
         ):
             send(one, 60)
-            wait_until(lambda: private_bytes(served) > before + 58 * MIB, timeout_s=timeout_s)
+            wait_until(lambda: private_bytes(served) > before + 58 * MIB, timeout_s=10)
             for other, answers in ((two, two_answers), (three, three_answers)):
                 with pytest.raises(fl.FlightError, match=r"puts of unknown size.* give nbytes"):
                     send(other, 60)
