@@ -18,6 +18,7 @@ from tests.yatt_mm import runs
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.control.controller import Controller
+from yatt_mm.control.step_report import StepReport
 from yatt_mm.protocol.step_meter import StepMeter
 from yatt_mm.runtime import start_point
 from yatt_mm.runtime.launch import launch
@@ -106,15 +107,18 @@ def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
     begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaw = {"shard": "joined.tar", "key": "", "reason": "torn", "is_filtered": False}
-    for name in ("_publish", "evaluate", "_report", "phase"):
+    for name in ("_publish", "evaluate", "phase"):
         monkeypatch.setattr(Controller, name, MagicMock())
+    monkeypatch.setattr(StepReport, "hand_over", MagicMock())
     for index, wanted in ((0, [{"kind": "quarantine", "step": 3, **flaw}]), (1, [])):
         one: Any = object.__new__(Controller)
         one.index, one.step = index, 3
         one._start = SimpleNamespace(checkpoint="step_3", step=3, ranks_at=3, flaws=(flaw,))
         one._team = SimpleNamespace(restart_count=0)
         one._meter, one._workers, put_record = StepMeter(), MagicMock(), MagicMock(return_value=True)
-        one._rendezvous = SimpleNamespace(put_record=put_record, gather=lambda value: [value])
+        one._rendezvous = SimpleNamespace(put_record=put_record, gather=lambda value: [value], step=3)
+        one._report = object.__new__(StepReport)
+        one._report._rendezvous, one._report._meter = one._rendezvous, one._meter
         getattr(one, begins)()
         assert [call.args[0] for call in put_record.call_args_list] == wanted
         assert one._meter.take().sums.get("data/num_quarantined", 0) == len(wanted)
