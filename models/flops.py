@@ -77,8 +77,8 @@ def count_operations(
 ) -> Operations:
     """Return the operations of the model of a Hugging Face config.json.
 
-    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. Recompute
-    `full` runs the layers of decoder and trained tower forward twice, `selective` the decoder's attention.
+    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. With
+    `recompute` full, the layers of decoder and trained tower run forward twice; selective, the decoder's attention.
 
     Raises:
         ValueError: a family whose tower is not described here.

@@ -90,8 +90,8 @@ NAMED = (
         claim="the reference's weights give way to the policy's",
         test="tests/yatt_mm/training/test_reference.py",
         path="yatt_mm/training/offload.py",
-        before="                _as_bytes(storage).copy_(self._host[Holding.WEIGHTS, number], non_blocking=True)",
-        after="                pass",
+        before="            self._from_host(Holding.WEIGHTS, storages)",
+        after="            pass",
     ),
     Named(
         claim="the policy becomes the reference when it is time",

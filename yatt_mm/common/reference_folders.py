@@ -49,9 +49,11 @@ class ReferenceFolders:
         """Copy the reference of the step after `step` from beside a checkpoint, if that is of another run, or was set
         aside."""
         needed = self.of(step + 1)
+        if needed == self.first:
+            return
         for beside in (checkpoint.parent, checkpoint.parent.parent):
             found = beside.absolute() / FOLDER / needed.name
-            if needed != self.first and found.is_dir():
+            if found.is_dir():
                 if found != needed:
                     shutil.rmtree(needed, ignore_errors=True)
                     shutil.copytree(found, needed)
@@ -60,6 +62,8 @@ class ReferenceFolders:
     def prune(self, oldest_step: int) -> None:
         """Remove the folders that no run needs that goes on from `oldest_step` or later."""
         needed = self.of(oldest_step + 1)
-        for folder in sorted(self.renewed.glob("step_*")):
-            if folder.name < needed.name and needed != self.first:
+        if needed == self.first:
+            return
+        for folder in self.renewed.glob("step_*"):
+            if folder.name < needed.name:
                 shutil.rmtree(folder)

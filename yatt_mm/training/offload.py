@@ -33,6 +33,8 @@ class Holding(StrEnum):
 
 
 EVERYTHING = frozenset(Holding)
+_Numbered = dict[int, tuple[torch.UntypedStorage, int]]
+"""By its number in a part, a storage and the bytes that it has while the part is held."""
 
 
 class TrainMemory:
@@ -42,7 +44,7 @@ class TrainMemory:
         self._models = models
         self._optimizer = optimizer
         self._held = EVERYTHING
-        self._empty: dict[Holding, dict[int, tuple[torch.UntypedStorage, int]]] = {}
+        self._empty: dict[Holding, _Numbered] = {}
         self._host: dict[tuple[Holding, int], torch.Tensor] = {}
 
     @property
@@ -82,28 +84,18 @@ class TrainMemory:
     def lent(self) -> Iterator[None]:
         """Let other weights take the place of the model's for a block, at whose end these come back bit for bit."""
         self.require([Holding.WEIGHTS], "lend the weights")
-        storages = list(enumerate(self._storages(Holding.WEIGHTS)))
-        for number, storage in storages:
-            self._host_copy(Holding.WEIGHTS, number, storage.nbytes()).copy_(_as_bytes(storage), non_blocking=True)
-        _wait_for_copies()
+        storages = self._numbered(Holding.WEIGHTS)
+        self._to_host(Holding.WEIGHTS, storages)
         try:
             yield
         finally:
-            for number, storage in storages:
-                _as_bytes(storage).copy_(self._host[Holding.WEIGHTS, number], non_blocking=True)
-            _wait_for_copies()
+            self._from_host(Holding.WEIGHTS, storages)
 
     def _release(self, part: Holding) -> int:
         # torch resizes no host storage on which `.numpy()` was called: it stays, which costs the host nothing
-        storages = {
-            number: (storage, storage.nbytes())
-            for number, storage in enumerate(self._storages(part))
-            if storage.resizable()
-        }
+        storages = {number: one for number, one in self._numbered(part).items() if one[0].resizable()}
         if part is not Holding.GRADIENTS:
-            for number, (storage, size) in storages.items():
-                self._host_copy(part, number, size).copy_(_as_bytes(storage), non_blocking=True)
-            _wait_for_copies()
+            self._to_host(part, storages)
         for storage, _ in storages.values():
             storage.resize_(0)
         self._empty[part] = storages
@@ -111,12 +103,24 @@ class TrainMemory:
 
     def _restore(self, part: Holding) -> int:
         storages = self._empty.pop(part)
-        for number, (storage, size) in storages.items():
+        for storage, size in storages.values():
             storage.resize_(size)
-            if part is not Holding.GRADIENTS:
-                _as_bytes(storage).copy_(self._host[part, number], non_blocking=True)
-        _wait_for_copies()
+        if part is not Holding.GRADIENTS:
+            self._from_host(part, storages)
         return sum(size for _, size in storages.values())
+
+    def _to_host(self, part: Holding, storages: _Numbered) -> None:
+        for number, (storage, size) in storages.items():
+            self._host_copy(part, number, size).copy_(_as_bytes(storage), non_blocking=True)
+        _wait_for_copies()
+
+    def _from_host(self, part: Holding, storages: _Numbered) -> None:
+        for number, (storage, _) in storages.items():
+            _as_bytes(storage).copy_(self._host[part, number], non_blocking=True)
+        _wait_for_copies()
+
+    def _numbered(self, part: Holding) -> _Numbered:
+        return {number: (storage, storage.nbytes()) for number, storage in enumerate(self._storages(part))}
 
     def _host_copy(self, part: Holding, number: int, size: int) -> torch.Tensor:
         """Return the host buffer of one storage: the same memory at every call, because allocating it is slow. With

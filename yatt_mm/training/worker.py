@@ -119,7 +119,8 @@ class TrainWorker:
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
         if spec.references is not None:
-            self._engine.check_names(CheckpointFiles(spec.references.first))
+            self._reference = CheckpointFiles(spec.references.first)
+            self._engine.check_names(self._reference)
 
     def set_state(self, state: State) -> MovedMemory:
         """Go to sleep, hold weights only, or wake up, and release the device's memory accordingly. Work in another
@@ -286,18 +287,21 @@ class TrainWorker:
             self._reference = CheckpointFiles(folder)
         with self._engine.weights_of(self._reference):
             for minibatch in minibatches:
-                measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)
-                for micro, logprobs in zip(minibatch, measured):
-                    for sample, values in zip(micro, logprobs):
-                        assert sample.sampled is not None
-                        sample.sampled.reference_logprobs = values
+                for tokens, values in self._measured(minibatch):
+                    tokens.reference_logprobs = values
 
     def _measure_old_logprobs(self, minibatch: Samples) -> None:
+        for tokens, values in self._measured(minibatch):
+            tokens.measure(values)
+
+    def _measured(self, minibatch: Samples) -> Iterator[tuple[SampledTokens, np.ndarray]]:
+        """Yield the tokens of each sample with their log-probabilities under the present weights; nothing on ranks that
+        are not on the last stage."""
         measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)
         for micro, logprobs in zip(minibatch, measured):
             for sample, values in zip(micro, logprobs):
                 assert sample.sampled is not None
-                sample.sampled.measure(values)
+                yield sample.sampled, values
 
 
 def _compare(report: UpdateReport, minibatch: Samples, logprobs: Sequence[Sequence[np.ndarray]]) -> None:
