@@ -82,7 +82,10 @@ class Standing:
 
     def __init__(self, program: str, uri: str, direct: str) -> None:
         command = [sys.executable, "-c", textwrap.dedent(program), uri, direct, str(NBYTES)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # in a session of its own: when a shell ends, the kernel lets the stopped processes of its jobs go on
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self.pid = self.process.pid
         assert self.line() == "ready"
 
