@@ -1,5 +1,5 @@
-"""The KL divergence of the policy from a reference, in the loss: estimators from sampled tokens, as functions of
-per-token tensors.
+"""The KL divergence of the policy from a reference: estimators from sampled tokens, as functions of per-token tensors,
+and the weight that moves it towards a target.
 
 Axes: K = sampled tokens. A token x was sampled from (nearly) the policy pi. With the log-ratio d = log pi(x) -
 log ref(x), the mean over x of k1 and of k3 is KL(pi || ref), and that of k2 is near it. The names are those of John
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def k1(difference: torch.Tensor) -> torch.Tensor:
     """Return [K] d. It may be negative. Its gradient is that of the log-probability, whose mean over tokens of the
-    policy is 0: it estimates the divergence, and teaches nothing."""
+    policy is 0: in a loss it teaches nothing. In a reward it is what makes the whole reward minus the divergence."""
     return difference
 
 
@@ -35,3 +35,15 @@ def k3(difference: torch.Tensor) -> torch.Tensor:
 
 
 ESTIMATORS: dict[KlEstimator, Callable[[torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+ADAPTED_BY = 0.1
+"""The share of the error by which the weight changes (arXiv 1909.08593, section 2.2)."""
+MAX_ERROR = 0.2
+"""The largest error that counts, as a share of the target."""
+
+
+def adapted(coef: float, divergence: float, *, target: float) -> float:
+    """Return the weight of the next step: larger if the divergence was above its target, smaller if it was below
+    (arXiv 1909.08593, section 2.2)."""
+    error = max(-MAX_ERROR, min(MAX_ERROR, divergence / target - 1))
+    return coef * (1 + ADAPTED_BY * error)

@@ -10,7 +10,7 @@ TokenWeights = Literal["token_mean", "sequence_mean", "constant"]
 """How the tokens of an update are weighted; see `token_weights.py`."""
 
 KlEstimator = Literal["k1", "k2", "k3"]
-KlWhere = Literal["none", "loss"]
+KlWhere = Literal["none", "loss", "reward"]
 CorrectionKind = Literal["none", "tis", "icepop"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 
@@ -35,10 +35,12 @@ class KlSettings:
     """The settings of the KL divergence from the reference; see `kl.py`."""
 
     where: KlWhere = "none"
-    """Where it counts: nowhere, or in the loss."""
+    """Where it counts: nowhere, in the loss, or in the reward."""
     estimator: KlEstimator = "k3"
     coef: float = 0.0
-    """The weight of the divergence in the loss."""
+    """The weight of the divergence in the loss or the reward, in the first step if it has a target."""
+    target: float = 0.0
+    """The divergence per token towards which `coef` moves the policy; 0 leaves `coef` as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,9 @@ class Progress:
     """The phase of the last meeting."""
     best: Best | None
     """The best evaluation until that step."""
+    kl_coef: float | None
+    """The weight of the divergence from the reference in the step after it; None if it is always the
+    same."""
     late: tuple[int, ...] = ()
     """The controllers that gave no sign of life for too long."""
 
@@ -84,7 +87,7 @@ class Rendezvous:
         """[controller] by position the finished groups of the present step, in a stream."""
         self._before_step: dict[str, Any] = {}
         """The state of the prompts at the beginning of that step."""
-        self._progress = Progress(step=None, at_step=0, phase="start", best=None)
+        self._progress = Progress(step=None, at_step=0, phase="start", best=None, kl_coef=None)
 
     @property
     def _batches(self) -> StepBatches:
@@ -262,9 +265,9 @@ class Rendezvous:
         """Return the state of the prompts from which the present step goes on, if it is given up now."""
         return self._batches.begun_state()
 
-    async def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
+    async def finish_step(self, record: dict[str, Any], best: Best | None, kl_coef: float | None) -> None:
         """Hand the record of a step to the launcher. The step is finished then: a restart goes on after it."""
-        self._progress = replace(self._progress, step=record["step"], best=best)
+        self._progress = replace(self._progress, step=record["step"], best=best, kl_coef=kl_coef)
         await self.put_record(record)
 
     async def put_record(self, record: dict[str, Any]) -> bool:

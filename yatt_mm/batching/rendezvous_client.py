@@ -125,9 +125,9 @@ class RendezvousClient:
         """Let the rendezvous forget what was brought to the updates of the steps `until` this one."""
         self._ask(Rendezvous.drop_shares, until)
 
-    def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
+    def finish_step(self, record: dict[str, Any], best: Best | None, kl_coef: float | None) -> None:
         """Hand the record of a step to the launcher: it is finished."""
-        self._ask(Rendezvous.finish_step, {"kind": "step", "step": self.step, **record}, best)
+        self._ask(Rendezvous.finish_step, {"kind": "step", "step": self.step, **record}, best, kl_coef)
 
     def put_record(self, record: dict[str, Any]) -> bool:
         """Hand a record to the launcher. Return False for a notice that it has."""

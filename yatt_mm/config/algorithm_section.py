@@ -27,7 +27,11 @@ from yatt_mm.algorithms.settings import (
 from yatt_mm.algorithms.table import ALGORITHMS, default_of, settings_of
 from yatt_mm.config.values import Section, filled
 
-KL_READS: dict[KlWhere, dict[str, Any]] = {"none": {}, "loss": {"estimator": "k3", "coef": 0.001}}
+KL_READS: dict[KlWhere, dict[str, Any]] = {
+    "none": {},
+    "loss": {"estimator": "k3", "coef": 0.001},
+    "reward": {"estimator": "k1", "coef": 0.001, "target": 0.0},
+}
 """By place of the divergence the settings that it reads, with their defaults."""
 
 
@@ -61,15 +65,18 @@ class CorrectionSection(Section):
 
 class KlSection(Section):
     where: KlWhere = "none"
-    """Keeps the policy near a reference model (`reference.path`) by a penalty on their KL divergence: not (`none`), or
-    in the `loss`."""
+    """Keeps the policy near a reference model (`reference.path`) by a penalty on their KL divergence: not (`none`), in
+    the `loss` of each token, or in the `reward` of a response, from which advantages are computed."""
     estimator: Annotated[KlEstimator | None, Field(validate_default=True)] = None
-    """How the divergence is estimated from a sampled token: `k3` by default, or `k2`; docs/algorithms.md has the
-    formulas."""
+    """How the divergence is estimated from a sampled token: `k1`, `k2` or `k3`; by default `k3` in the loss, which does
+    not take `k1`, and `k1` in the reward. docs/algorithms.md has the formulas."""
     coef: Annotated[float | None, Field(gt=0, validate_default=True)] = None
-    """The weight of the divergence in the loss; by default 0.001."""
+    """The weight of the divergence; by default 0.001. With a `target` it is that of the first step."""
+    target: Annotated[float | None, Field(ge=0, validate_default=True)] = None
+    """With `where=reward`: the divergence per token (`train/kl`) that is wanted. After each step `coef` becomes up to
+    2 % larger if the divergence is above it, and smaller if it is below; 0, the default, leaves `coef` as it is."""
 
-    @field_validator("estimator", "coef")
+    @field_validator("estimator", "coef", "target")
     @classmethod
     def _fill(cls, value: Any, info: ValidationInfo) -> Any:
         where = info.data.get("where")

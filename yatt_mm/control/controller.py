@@ -26,6 +26,7 @@ from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, bare
+from yatt_mm.control.kl_coefficient import KlCoefficient
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.step_records import StepRecords
@@ -74,6 +75,7 @@ class Controller:
         keeper = team.keeper if config.rollouts.keep != "none" else None
         self._kept = KeptRollouts(keeper, self._client, config, restart_count=team.restart_count)
         self._best = BestModel(config.eval.keep_best, start.best)
+        self._kl = KlCoefficient(config.algorithm.kl.settings(), start.kl_coef)
         self._report = StepReport(
             team,
             self._client,
@@ -83,6 +85,7 @@ class Controller:
             self._kept,
             self._meter,
             self._best,
+            self._kl,
             controller=index,
         )
         self._filler = BatchFiller(
@@ -126,6 +129,7 @@ class Controller:
             self._workers,
             self._meter,
             self._best,
+            self._kl,
             self.phase,
             controller=index,
         )
@@ -312,8 +316,18 @@ class Controller:
 
     def _with_advantages(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         """Return this controller's groups of a full batch with their advantages."""
-        settings, max_tokens = self.config.algorithm.settings(), self.config.rollout.max_tokens
-        return with_advantages(groups, settings, self._rendezvous, max_tokens=max_tokens)
+        settings, found = self.config.algorithm.settings(), None
+        if settings.kl.where == "reward":
+            with self.phase(Phase.TRAIN, clock="reference"):
+                found = self._updates.divergences(self.step, groups)
+        return with_advantages(
+            groups,
+            settings,
+            self._rendezvous,
+            max_tokens=self.config.rollout.max_tokens,
+            divergences=found,
+            kl_coef=self._kl.value,
+        )
 
     def _generated_before(self, share: StepShare) -> list[ScoredGroup]:
         """Return the groups of a step that was broken off after they were generated."""

@@ -6,6 +6,7 @@ from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.commit import Commit
+from yatt_mm.control.kl_coefficient import KlCoefficient
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import EnterPhase
 from yatt_mm.protocol.control import Team
@@ -24,6 +25,7 @@ class CheckpointSaver:
         workers: WorkerCalls,
         meter: StepMeter,
         best: BestModel,
+        kl: KlCoefficient,
         enter_phase: EnterPhase,
         *,
         controller: int,
@@ -34,6 +36,7 @@ class CheckpointSaver:
         self._workers = workers
         self._meter = meter
         self._best = best
+        self._kl = kl
         self._enter_phase = enter_phase
         self._controller = controller
         self._saving: int | None = None
@@ -50,8 +53,8 @@ class CheckpointSaver:
             self._workers.on_my_ranks("save", str(directory), self._config.checkpoint.asynchronous, at_most_s=limit_s)
             self._saving = step
             if self._controller == 0:
-                state = {"step": step, "best": self._best.state(), "config": self._config.model_dump(mode="json")}
-                state |= self._rendezvous.sampling_state()
+                state = {"step": step, "best": self._best.state(), "kl_coef": self._kl.state}
+                state |= {"config": self._config.model_dump(mode="json")} | self._rendezvous.sampling_state()
                 num_ranks = len(self._team.ranks)
                 self._commit = Commit(checkpoints, step, state, num_ranks=num_ranks, best=self._best.step)
 

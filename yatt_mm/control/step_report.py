@@ -11,6 +11,7 @@ from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.kept_rollouts import KeptRollouts
+from yatt_mm.control.kl_coefficient import KlCoefficient
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.metrics import add_judges, finish_update, resident_bytes
 from yatt_mm.placement.coordinator_client import CoordinatorClient
@@ -34,6 +35,7 @@ class StepReport:
         kept: KeptRollouts,
         meter: StepMeter,
         best: BestModel,
+        kl: KlCoefficient,
         *,
         controller: int,
     ) -> None:
@@ -47,6 +49,7 @@ class StepReport:
         self._kept = kept
         self._meter = meter
         self._best = best
+        self._kl = kl
         self._index = controller
         self._step_started = time.perf_counter()
 
@@ -67,6 +70,7 @@ class StepReport:
         meters = self._rendezvous.gather(self._meter.take())
         record = merge(meters)
         finish_update(record)
+        record |= self._kl.take(record)
         self._best.take(self._rendezvous.step, record)
         if self._index:
             return
@@ -75,7 +79,7 @@ class StepReport:
         record |= {f"dataplane/{name}": stat[name] for name in OF_NODE}
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
-        self._rendezvous.finish_step(record, self._best.best)
+        self._rendezvous.finish_step(record, self._best.best, self._kl.state)
 
     def tell_usage(self) -> dict[str, float]:
         """Hand over the record of which role used which device and why cells moved; return the metrics from it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from yatt_mm.algorithms.token_weights import Weighting
 from yatt_mm.batching.rendezvous_client import RendezvousClient
@@ -12,7 +13,7 @@ from yatt_mm.generation.metrics import add_update
 from yatt_mm.protocol.control import ScoredGroup, Team
 from yatt_mm.protocol.step_meter import StepMeter
 from yatt_mm.training.microbatches import Limits
-from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
+from yatt_mm.training.step_plan import PlannedGroup, StepPlan, UpdatePlan, plan_step
 
 
 class Updates:
@@ -29,15 +30,44 @@ class Updates:
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """Return for each of my replicas what its ranks train, balanced over all controllers' samples."""
+        plan = self._plan(groups)
+        self._rendezvous.may_stop = False  # from here on the step is finished
+        self._meter.add_max("train/imbalance", plan.imbalance)
+        self._meter.add_max("train/num_microbatches", plan.num_microbatches)
+        return list(plan.replicas)
+
+    def divergences(self, step: int, groups: Sequence[ScoredGroup]) -> dict[int, list[float]]:
+        """Return [position] [G] the divergence of each of this controller's responses from the reference, summed up
+        over its tokens. Ranks of all controllers measure them, before there are advantages."""
+        unplanned = [replace(group, advantages=(0.0,) * len(group.rewards)) for group in groups]
+        calls = [
+            (name, rank.divergences.remote(plan, step))
+            for replica, plan in zip(self._workers.my_replicas, self._plan(unplanned).replicas)
+            for name, rank in self._team.ranks_of(replica)
+        ]
+        mine = self._workers.wait(calls, "divergences", at_most_s=self._config.faults.update_deadline_s)
+        every = {
+            (name, row): value
+            for part in self._rendezvous.gather([one for of_rank in mine for one in of_rank])
+            for name, row, value in part
+        }
+        found = {
+            group.prompt.slot.position: [every[group.group.ref.name, row] for row in range(len(group.rewards))]
+            for group in groups
+        }
+        num_tokens = sum(length for group in groups for length in group.group.lengths)
+        self._meter.add_mean("train/kl", sum(map(sum, found.values())), num_tokens)
+        return found
+
+    def _plan(self, groups: Sequence[ScoredGroup]) -> StepPlan:
         train, algorithm = self._config.train, self._config.algorithm.settings()
         mine = [
             PlannedGroup(position=group.prompt.slot.position, group=group.group, advantages=group.advantages)
             for group in groups
         ]
         all_groups = [group for part in self._rendezvous.gather(mine) for group in part]
-        self._rendezvous.may_stop = False  # from here on the step is finished
         parallel = self._team.parallel
-        plan = plan_step(
+        return plan_step(
             all_groups,
             operations=self._team.operations,
             num_replicas=self._team.num_replicas,
@@ -54,9 +84,6 @@ class Updates:
             ),
             replicas=self._workers.my_replicas,
         )
-        self._meter.add_max("train/imbalance", plan.imbalance)
-        self._meter.add_max("train/num_microbatches", plan.num_microbatches)
-        return list(plan.replicas)
 
     def train(self, step: int, plans: Sequence[UpdatePlan], *, meanwhile: Callable[[], object]) -> int:
         """Train the policy on the ranks of this controller's replicas, and return how many updates were skipped on any

@@ -86,7 +86,8 @@ def check_reference(config: Config, hf_config: Mapping[str, Any]) -> None:
     if config.references is None:
         for key, value in config.reference.model_dump(exclude_defaults=True).items():
             raise ConfigError(
-                f"reference.{key} is {value}, and nothing reads it; set algorithm.kl.where to loss, or leave it out"
+                f"reference.{key} is {value}, and nothing reads it; set algorithm.kl.where to loss or reward, or leave "
+                "it out"
             )
         return
     if given is None:

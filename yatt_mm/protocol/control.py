@@ -135,6 +135,9 @@ class RunStart:
     """True if the model of the start was measured."""
     best: Best | None = None
     """The best evaluation before the checkpoint; None for a fresh run, and if it is not kept."""
+    kl_coef: float | None = None
+    """The weight of the divergence from the reference in the next step; None for a fresh run, and if it is always the
+    same."""
     told: frozenset[tuple[str, str, str, str]] = frozenset()
     """(set, shard, key, reason) of the held-out samples of which the run told before the checkpoint that they cannot be
     used."""

@@ -136,7 +136,7 @@ class Repairs:
         """Return from where controllers go on. Raises RunLost if the ranks cannot be brought there."""
         start = self._start
         if progress.step is not None:
-            start = replace(start, step=progress.step, best=progress.best, is_begun=True)
+            start = replace(start, step=progress.step, best=progress.best, kl_coef=progress.kl_coef, is_begun=True)
         if settled.ranks_at is not None:
             return replace(start, checkpoint=None, ranks_at=settled.ranks_at)
         folder, ranks_at = start.checkpoint, self._start.ranks_at

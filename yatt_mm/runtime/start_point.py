@@ -91,6 +91,7 @@ def find_start(
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
+        kl_coef=(state or {}).get("kl_coef"),
         told=told,
         begun=dict(begun),
         flaws=tuple(

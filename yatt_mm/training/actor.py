@@ -47,6 +47,10 @@ class TrainActor:
         """Train one step and return its report."""
         return self._started().update(plan, step)
 
+    def divergences(self, plan: UpdatePlan, step: int) -> list[tuple[str, int, float]]:
+        """Return (name of the group's record, row, divergence from the reference) of each planned response."""
+        return self._started().divergences(plan, step)
+
     def pass_over(self, step: int) -> None:
         """Go to the next step with the same weights."""
         self._started().pass_over(step)

@@ -21,6 +21,7 @@ import torch
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
 from models.weights.checkpoint_files import CheckpointFiles
+from yatt_mm.algorithms.kl import ESTIMATORS
 from yatt_mm.algorithms.losses import policy_loss
 from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.writing import writing
@@ -142,6 +143,27 @@ class TrainWorker:
         self._step = step
         return report
 
+    def divergences(self, plan: UpdatePlan, step: int) -> list[tuple[str, int, float]]:
+        """Return (name of the group's record, row, divergence from the reference of a step, summed up over its tokens)
+        of each planned response; nothing on ranks whose numbers do not count. The tokens have the log-probabilities
+        with which they were sampled."""
+        self._require(State.AWAKE, "measure divergences")
+        minibatches, _ = self._resolve(plan, policy_version=step - 1)
+        with self._saying_what_saves_memory():
+            self._measure_reference(minibatches, step)
+        if not self._engine.is_loss_rank:
+            return []
+        estimate = ESTIMATORS[self._spec.algorithm.kl.estimator]
+        found = []
+        for minibatch, samples in zip(plan.minibatches, minibatches, strict=True):
+            for planned, micro in zip(minibatch.microbatches, samples, strict=True):
+                for one, sample in zip(planned, micro, strict=True):
+                    tokens = sample.sampled
+                    assert tokens is not None and tokens.reference_logprobs is not None
+                    differences = torch.from_numpy(tokens.rollout_logprobs - tokens.reference_logprobs).double()
+                    found.append((plan.groups[one.group].ref.name, one.row, float(estimate(differences).sum())))
+        return found
+
     def pass_over(self, step: int) -> None:
         """Go to the next step with the same weights."""
         if step != self._step:
@@ -169,8 +191,8 @@ class TrainWorker:
         started = time.perf_counter()
         minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
         with self._saying_what_saves_memory():
-            if self._spec.references is not None:
-                self._measure_reference(minibatches, self._spec.references.of(step))
+            if self._spec.algorithm.kl.where == "loss":
+                self._measure_reference(minibatches, step)
             if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
                 for minibatch in minibatches:
                     self._measure_old_logprobs(minibatch)
@@ -282,7 +304,9 @@ class TrainWorker:
                     wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
         return sorted(wanted)
 
-    def _measure_reference(self, minibatches: Sequence[Samples], folder: Path) -> None:
+    def _measure_reference(self, minibatches: Sequence[Samples], step: int) -> None:
+        assert self._spec.references is not None
+        folder = self._spec.references.of(step)
         if self._reference is None or self._reference.model_dir != folder:
             self._reference = CheckpointFiles(folder)
         with self._engine.weights_of(self._reference):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from yatt_mm.algorithms.kl import ESTIMATORS
+from yatt_mm.algorithms.kl import ESTIMATORS, adapted
 from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.algorithms.losses import clipped, policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings, KlEstimator, KlSettings
@@ -89,3 +89,10 @@ def test_the_loss_adds_the_weighted_divergence(estimator: KlEstimator, value: fl
     assert float(loss.detach()) == pytest.approx(-(0.3 * 2 - 0.2 * 1) + 0.1 * 0.3 * value)
     assert gradient.tolist() == pytest.approx([-0.3 * 2 + 0.1 * 0.3 * slope, 0.2])
     assert float(metrics["kl"]) == pytest.approx(0.3 / 0.5 * value), "a mean, whatever the weights add up to"
+
+
+@pytest.mark.parametrize(
+    ("measured", "becomes"), [(0.05, 0.5), (0.055, 0.505), (0.045, 0.495), (9.0, 0.51), (0.0, 0.49), (-1.0, 0.49)]
+)
+def test_the_weight_follows_the_divergence_by_two_percent_at_most(measured: float, becomes: float) -> None:
+    assert adapted(0.5, measured, target=0.05) == pytest.approx(becomes)

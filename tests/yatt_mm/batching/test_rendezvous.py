@@ -210,7 +210,7 @@ async def finish(meeting: Rendezvous, step: int) -> None:
     drawn = await asyncio.gather(*draws)
     landed = [[(slot.position, True) for slot in share] for share in drawn]
     await asyncio.gather(*(meeting.finish_round(key(step, sequence=2 * step + 1), c, landed[c]) for c in range(2)))
-    await meeting.finish_step({"kind": "step", "step": step}, Best(step=step, value=0.5))
+    await meeting.finish_step({"kind": "step", "step": step}, Best(step=step, value=0.5), 0.25)
 
 
 def test_after_a_fault_other_controllers_draw_the_prompts_of_the_broken_step_again() -> None:
@@ -223,7 +223,7 @@ def test_after_a_fault_other_controllers_draw_the_prompts_of_the_broken_step_aga
         await meeting.abort(1, "it died")
         progress = await meeting.progress()
         assert (progress.step, progress.at_step, progress.phase) == (1, 2, "rollout")
-        assert progress.best == Best(step=1, value=0.5)
+        assert (progress.best, progress.kl_coef) == (Best(step=1, value=0.5), 0.25)
         await meeting.restart(1, step=1)
         with pytest.raises(PhaseAbortedError):
             await left

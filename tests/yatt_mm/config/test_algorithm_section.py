@@ -120,8 +120,12 @@ def test_a_divergence_has_defaults_where_it_counts_and_nothing_where_it_does_not
         algorithm("algorithm.kl.coef=0.1")
     with pytest.raises(ConfigError, match=r"algorithm.kl.* estimator is k1, whose gradient is 0 in the mean"):
         algorithm("algorithm.kl={where: loss, estimator: k1}")
-    with pytest.raises(ConfigError, match=r"^algorithm.kl.where is 'reward': wanted 'none' or 'loss'"):
-        algorithm("algorithm.kl.where=reward")
+    with pytest.raises(ConfigError, match=r"^algorithm.kl.where is 'rewards': wanted 'none', 'loss' or 'reward'"):
+        algorithm("algorithm.kl.where=rewards")
+    given = algorithm("algorithm.kl={where: reward, target: 0.1}").settings().kl
+    assert given == KlSettings(where="reward", estimator="k1", coef=0.001, target=0.1)
+    with pytest.raises(ConfigError, match=r"^algorithm.kl.target is 0.1: algorithm.kl.where=loss does not read it; it"):
+        algorithm("algorithm.kl={where: loss, target: 0.1}")
 
 
 def test_the_reference_is_the_model_itself_unless_another_is_named() -> None:

@@ -65,3 +65,16 @@ def test_long_responses_lose_reward_in_the_advantages_alone() -> None:
     # 9 of the batch's 20 tokens have the reward -0.5, and the others 1
     std = (20 * 1.5**2 * (9 / 20) * (11 / 20) / 19) ** 0.5
     assert found.advantages == pytest.approx((1.5 * 9 / 20 / std, -1.5 * 11 / 20 / std), rel=1e-5)
+
+
+def test_what_is_lost_for_the_distance_from_the_reference_is_in_the_advantages_alone() -> None:
+    nowhere: Any = Meeting(None)
+    one = scored(3, (1.0, 0.0))
+    given: Any = {"max_tokens": 9, "divergences": {3: (5.0, -1.0)}, "kl_coef": 0.1}
+    (found,) = with_advantages([one], AlgorithmSettings(name="dr_grpo"), nowhere, **given)
+    assert found.advantages == pytest.approx((0.2, -0.2)) and found.rewards == (1.0, 0.0)
+    others: Any = Meeting([])
+    (found,) = with_advantages([one], AlgorithmSettings(name="reinforce_plus_plus"), others, **given)
+    num = sum(one.group.lengths)
+    std = (num * 0.2**2 / (num - 1)) ** 0.5
+    assert found.advantages == pytest.approx((0.2 / std, -0.2 / std), rel=1e-5)

@@ -49,7 +49,10 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
         ("train.parallel.tp=3", "ranks, but placement.num_devices is 2"),
         ("train.parallel.ep=2", "has no experts, so set parallel.ep=1"),
         ("algorithm.overlong_buffer=4", "overlong_buffer is 4 and rollout.max_tokens 3; the first is the end of the"),
-        ("reference.path=/no/such/folder", "nothing reads it; set algorithm.kl.where to loss, or leave it out"),
+        (
+            "reference.path=/no/such/folder",
+            "nothing reads it; set algorithm.kl.where to loss or reward, or leave it out",
+        ),
         ("rollout.max_model_len=2049", "max_model_len is 2049 and the model has 2048 positions"),
         ("rollout.num_engines=3", "an engine needs devices of its own"),
         ("train.num_minibatches=9", "a minibatch needs at least one prompt"),

@@ -108,11 +108,25 @@ def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> d
         reference = _current_logprobs(worker, client, "reference")
     references = ReferenceFolders(first=Path("of the first step"), renewed=model_dir.parent, every=2)
     (model_dir.parent / "step_000002").symlink_to(model_dir)
-    worker._step, worker._spec = 2, dataclasses.replace(plain, references=references)
+    worker._step, worker._spec = 2, dataclasses.replace(plain, references=references, algorithm=algorithm)
     report = worker.update(_plan(client, "near the reference", current), 3)
+    before = _current_logprobs(worker, client, "before divergences")
+    in_reward = dataclasses.replace(algorithm, kl=KlSettings(where="reward", estimator="k2"))
+    worker._spec = dataclasses.replace(worker._spec, algorithm=in_reward)
+    engine = [now + np.float32(0.25) for now in current]
+    divergences = worker.divergences(_plan(client, "of the engine", engine), 4)
+    after = _current_logprobs(worker, client, "after divergences")
+    assert all(np.array_equal(now, then) for now, then in zip(before, after, strict=True))
     worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     worker._spec = plain
-    return {"current": current, "reference": reference, "report": report}
+    return {
+        "current": current,
+        "reference": reference,
+        "report": report,
+        "engine": engine,
+        "divergences": divergences,
+        "step": worker._step,
+    }
 
 
 def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
@@ -297,3 +311,11 @@ def test_the_divergence_from_the_reference_is_in_loss_and_metrics(found: dict[st
     assert divergence > 1e-6, "the policy was trained since"
     assert metrics["kl"] == pytest.approx(divergence, rel=1e-4)
     assert metrics["loss"] == pytest.approx(0.5 * divergence - surrogate, abs=1e-6)
+
+
+def test_the_divergence_of_a_response_is_that_of_the_policy_that_sampled_it(found: dict[str, Any]) -> None:
+    near = found["reference"]
+    wanted = [float(((engine - then) ** 2 / 2).sum()) for engine, then in zip(near["engine"], near["reference"])]
+    assert [(name, row) for name, row, _ in near["divergences"]] == [("of the engine", 0), ("of the engine", 1)]
+    assert [value for _, _, value in near["divergences"]] == pytest.approx(wanted, rel=1e-5)
+    assert near["step"] == 3, "nothing was trained"

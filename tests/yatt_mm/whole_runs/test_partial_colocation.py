@@ -38,6 +38,9 @@ def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
         "rollout.max_groups_per_engine=4",
         "sampling.over_dispatch=1.5",
         "sampling.tail=continue",
+        "algorithm.kl.where=reward",
+        "algorithm.kl.coef=0.5",
+        "algorithm.kl.target=0.02",
         *runs.judge(tiny_dir),
         "reward.judges.tiny.max_groups_per_engine=1",
     )
@@ -86,3 +89,11 @@ def test_every_division_is_logged_with_its_reason(partial: runs.Finished, folder
     num_moves = sum(record["placement/num_moves"] for record in runs.metrics(folder, "partial")[1:])
     assert num_moves and num_moves <= sum(d["moment"] == "generation" for d in decisions), "while prompts were answered"
     assert all(d["reason"] and set(d["split"]) <= set("012+") for d in decisions)
+
+
+def test_the_distance_from_the_reference_is_measured_before_the_update(partial: runs.Finished, folder: Path) -> None:
+    assert partial.status == 0, partial.output
+    first, second = runs.metrics(folder, "partial")[1:]
+    assert abs(first["train/kl"]) < 1e-4, "the engines have the reference's own weights"
+    assert abs(second["train/kl"]) > 1e-4
+    assert (first["train/kl_coef"], second["train/kl_coef"]) == (0.5, pytest.approx(0.49))
