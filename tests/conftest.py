@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOGETHER = {
     "tests/yatt_mm/rollout": "engines",
-    "tests/models": "ranks",
+    "tests/models": "models",
     "tests/yatt_mm/training": "ranks",
     "tests/yatt_mm/weights": "ranks",
     "tests/examples/test_digits.py": "digits",

@@ -123,12 +123,12 @@ def test_a_rank_that_died_is_lost_and_nothing_waits_for_those_that_wait_for_it()
 def test_ranks_are_waited_for_as_long_as_one_of_them_finishes_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "OTHERS_S", 0.5)
     works, hangs = member(3, sleeps_s=2.5), member(3, sleeps_s=30)
-    works_until_s = time.time() + 2
+    works_until_s = time.time() + 60
 
     def done(unit: Unit) -> Done:
         return Done(pid=0, count=0, last_s=min(time.time(), works_until_s))
 
-    assert settle(ranks(works), done, deadline_s=2.5).ranks_at == 3
+    assert settle(ranks(works), done, deadline_s=2.0).ranks_at == 3
     works_until_s = time.time()
     settled = settle(ranks(hangs), done, deadline_s=1.5)
     assert settled.ranks_at is None and len(settled.silent) == 1 and not settled.lost
