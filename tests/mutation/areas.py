@@ -28,15 +28,31 @@ class Area:
 _PARTS = (
     "tests/models/sequence",
     "tests/models/recipes",
-    "tests/models/weights",
     "tests/models/internvl",
+    "tests/models/weights/test_checkpoint_files.py",
     "tests/models/test_parts.py",
-    "tests/yatt_mm/preflight",
+)
+_FOLDERS = (
+    "tests/models/weights",
+    *(f"tests/yatt_mm/preflight/test_{name}.py" for name in ("preflight", "first_prompts", "first_samples")),
 )
 _PARITY = ("tests/models/test_parity.py",)
 _RANKS = tuple(
     f"tests/yatt_mm/training/test_{name}.py"
     for name in ("megatron_engine", "plans", "weight_source", "offload", "rank_checkpoint", "curves")
+)
+_STORE = tuple(
+    f"tests/dataplane/storage/test_{name}.py"
+    for name in (
+        "allocator",
+        "bookkeeping",
+        "disk_tier",
+        "ipc_file",
+        "object_versions",
+        "store",
+        "store_machine",
+        "turns",
+    )
 )
 _PLAN = ("balance", "largest_differencing", "microbatches", "step_plan")
 
@@ -44,10 +60,10 @@ AREAS = {
     "models": Area(
         sources=("models",),
         tests={
-            "models": (_PARTS, _PARITY, (*_RANKS, "tests/yatt_mm/weights")),
+            "models": (_PARTS, _FOLDERS, _PARITY, (*_RANKS, "tests/yatt_mm/weights")),
             "models/compat": (("tests/models/compat", "tests/models/test_parts.py"), _PARITY, _RANKS),
             "models/flops.py": (("tests/yatt_mm/training/test_flops.py", "tests/yatt_mm/control"),),
-            "models/recipes": (("tests/models/recipes", "tests/yatt_mm/preflight"), ("tests/examples",)),
+            "models/recipes": (("tests/models/recipes",), _FOLDERS, ("tests/examples",)),
         },
         share=0.4,
     ),
@@ -70,6 +86,7 @@ AREAS = {
         sources=("dataplane/storage",),
         tests={
             "": (
+                _STORE,
                 ("tests/dataplane/storage",),
                 ("tests/dataplane/client", "tests/dataplane/derive/test_deriver.py", "tests/dataplane/test_soak.py"),
                 ("tests/dataplane/server/test_put_and_get.py", "tests/dataplane/server/test_restart.py"),
