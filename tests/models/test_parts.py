@@ -239,10 +239,12 @@ def test_ranks_agree_on_who_encodes_what_without_any_patches() -> None:
     assert own_media([first, second], rank=2, num_ranks=3) == [(False, False), (False,)]
 
 
-def test_adam_equals_torchs() -> None:
+@pytest.mark.parametrize("is_decoupled", [True, False])
+def test_adam_equals_torchs(is_decoupled: bool) -> None:
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 10)) for _ in range(2))
     options = {"lr": 1e-2, "betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1}
-    optimizers = [GroupStepAdam([ours], **options), torch.optim.AdamW([theirs], **options)]
+    torchs = torch.optim.AdamW if is_decoupled else torch.optim.Adam
+    optimizers = [GroupStepAdam([ours], adam_w_mode=is_decoupled, **options), torchs([theirs], **options)]
     for step in range(4):
         ours.grad = theirs.grad = torch.sin(torch.arange(10.0) + step)
         for optimizer in optimizers:
