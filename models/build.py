@@ -17,10 +17,11 @@ from models.registry import load_family, load_recipe
 from models.sequence.media_tokens import TokenLayout
 from models.sequence.mrope import MRope
 from models.vision.tower import VisionTower
-from models.vlm import VisionLanguageModel
+from models.vlm import Scores, VisionLanguageModel
 from models.weights.checkpoint_files import CheckpointFiles
 from models.weights.export import ShardedWeights
 from models.weights.load import WeightTable, check_finite, check_names
+from models.weights.rules import HEADS, VALUE_HEAD
 from models.weights.slicing import Shapes
 
 VOCAB_MULTIPLE = 8
@@ -48,8 +49,11 @@ def build(
     recompute: Recompute = "none",
     frozen: Collection[Part] = (),
     tower_always_runs: bool = False,
+    scores: Scores = "logprobs",
 ) -> Built:
-    """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this."""
+    """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this.
+
+    A model that scores `values` does not read the folder's head, and begins with a new one."""
     family = load_family(model_dir)
     hf_config = family.config.from_pretrained(model_dir)
     files = CheckpointFiles(model_dir)
@@ -77,7 +81,7 @@ def build(
         is_interleaved=family.has_interleaved_mrope,
     )
     model = torch.nn.ModuleList(
-        VisionLanguageModel(hf_config, config, num_rows, tower if chunk == 0 else None, rope, chunk)
+        VisionLanguageModel(hf_config, config, num_rows, tower if chunk == 0 else None, rope, chunk, scores)
         for chunk in range(parallel.vpp)
     )
     freeze(model, frozen)
@@ -88,9 +92,11 @@ def build(
         padded_vocab_size=num_rows,
         expert_ranks=parallel.etp,
     )
-    table = WeightTable(family.rules(hf_config, files), shapes)
+    is_critic = scores == "values"
+    table = WeightTable([*family.rules(hf_config, files), *[VALUE_HEAD] * is_critic], shapes)
     weights = ShardedWeights(model, table)
-    check_names([meta.name for meta in weights.metadata()], files)
+    unread = [name for name in files.names if name in HEADS] if is_critic else []
+    check_names([*(meta.name for meta in weights.metadata()), *unread], files)
     check_finite([name for chunk in model for name in table.load(chunk, files)], files)
     return Built(
         model=model.to(device), weights=weights, table=table, files=files, layout=family.token_layout(hf_config)

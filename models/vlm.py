@@ -1,13 +1,14 @@
 """The vision-language model on megatron-core: a vision tower on the first pipeline stage, and a decoder over all
 stages.
 
-It turns a packed microbatch into log-probabilities and entropies of its scored tokens. The differences between families
-are in their folders; building and loading is in `models.build`.
+It turns a packed microbatch into log-probabilities and entropies of its scored tokens, or, as a critic, into the values
+of the states before them. The differences between families are in their folders; building and loading is in
+`models.build`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,10 +16,15 @@ from models.compat.megatron_core import MegatronModule, ModelType, TransformerCo
 from models.decoder.core_attention import PackedParams
 from models.decoder.decoder import Decoder, block_spec, mark_experts, mark_tensor_parallel
 from models.decoder.logprob import Head, linear_logprob
+from models.decoder.value_head import ValueHead
 from models.layout.gather import gather_rows
 from models.sequence.mrope import MRope
 from models.sequence.packing import PackedBatch
 from models.vision.tower import VisionTower
+
+Scores = Literal["logprobs", "values"]
+"""What the last stage computes of each scored token: its log-probability and entropy, or, in a critic, the value of the
+state before it."""
 
 
 class VisionLanguageModel(MegatronModule):
@@ -36,6 +42,7 @@ class VisionLanguageModel(MegatronModule):
         tower: VisionTower | None,
         rope: MRope,
         chunk: int,
+        scores: Scores = "logprobs",
     ) -> None:
         """`num_rows` are the rows of the vocabulary over all tensor-parallel ranks. Only the first chunk of the first
         stage gets a `tower`. `chunk` numbers this stage's chunks of layers (there is one, unless the pipeline is
@@ -46,7 +53,8 @@ class VisionLanguageModel(MegatronModule):
         self.post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
         self.vp_stage = chunk if config.virtual_pipeline_model_parallel_size else None
         self.model_type = ModelType.encoder_or_decoder
-        self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
+        has_values = scores == "values"
+        self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings) and not has_values
         self.vocab_size = text.vocab_size
         self.vision_model = tower
         self.language_model = Decoder(
@@ -63,6 +71,11 @@ class VisionLanguageModel(MegatronModule):
             vp_stage=self.vp_stage,
         )
         self.language_model.rotary_pos_emb = rope
+        self.value_head: ValueHead | None = None
+        if has_values:
+            self.language_model.drop_output_layer()
+            if self.post_process:
+                self.value_head = ValueHead(config.hidden_size, config.params_dtype)
         if tower is not None:
             self.language_model.add_deepstack(tower.num_deepstack)
         mark_tensor_parallel(self)
@@ -77,7 +90,8 @@ class VisionLanguageModel(MegatronModule):
         self.language_model.set_input_tensor(input_tensor)
 
     def forward(self, batch: PackedBatch, temperature: float) -> torch.Tensor:
-        """Return hidden states for the next stage; on the last stage return [2, K]: log-probabilities and entropies."""
+        """Return hidden states for the next stage; on the last stage return [2, K], log-probabilities and entropies, or
+        as a critic [1, K], values."""
         embedded, deepstack = self._embed(batch) if self.pre_process else (None, None)
         hidden = self.language_model(
             input_ids=None,
@@ -115,6 +129,23 @@ class VisionLanguageModel(MegatronModule):
         return embedded, deepstack
 
     def _score(self, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> torch.Tensor:
+        if self.value_head is not None:
+            scores = self._values(hidden, batch, self.value_head)
+        else:
+            scores = self._logprobs(hidden, batch, temperature)
+        if batch.share is None:
+            return scores
+        # every rank gets all scores, for losses over whole responses, and keeps the gradient of its own scores
+        group = parallel_state.get_context_parallel_group()
+        return gather_rows(scores.t(), batch.share.num_scores, group)[batch.share.score_places].t()
+
+    def _values(self, hidden: torch.Tensor, batch: PackedBatch, head: ValueHead) -> torch.Tensor:
+        if self.config.sequence_parallel:
+            # each rank has the whole gradient of the values, so it is cut, and not summed over the ranks
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return head(hidden.squeeze(1).index_select(0, batch.predict_rows))[None]
+
+    def _logprobs(self, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> torch.Tensor:
         if self.config.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
         else:
@@ -126,9 +157,4 @@ class VisionLanguageModel(MegatronModule):
         group = parallel_state.get_tensor_model_parallel_group()
         head = Head(group=group, vocab_size=self.vocab_size, temperature=temperature)
         rows = hidden.squeeze(1).index_select(0, batch.predict_rows)
-        scores = torch.stack(linear_logprob(rows, weight, batch.labels, head))
-        if batch.share is None:
-            return scores
-        # every rank gets all scores, for losses over whole responses, and keeps the gradient of its own scores
-        group = parallel_state.get_context_parallel_group()
-        return gather_rows(scores.t(), batch.share.num_scores, group)[batch.share.score_places].t()
+        return torch.stack(linear_logprob(rows, weight, batch.labels, head))

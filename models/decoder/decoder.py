@@ -28,12 +28,21 @@ class Decoder(GPTModel):
     """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head only to scored tokens (see
     `models.sequence.packing`)."""
 
+    post_process: bool
+
     def add_deepstack(self, num_layers: int) -> None:
         """Let the first `num_layers` layers add features of the vision tower to their outputs. The features are the
         argument `context` [T, 1, num_layers * h] of megatron's decoder, one slice per layer; None adds nothing."""
         assert len(self.decoder.layers) >= num_layers
         for number, layer in enumerate(self.decoder.layers[:num_layers]):
             layer.register_forward_hook(_AddSlice(number, self.config.hidden_size), with_kwargs=True)
+
+    def drop_output_layer(self) -> None:
+        """Remove the output layer, if this stage has one. Nothing may be tied to it."""
+        assert not self.share_embeddings_and_output_weights
+        if self.post_process:
+            del self.output_layer
+            self.post_process = False  # megatron would look for it in checkpoints
 
     def _postprocess(self, hidden_states: torch.Tensor, **unused: Any) -> torch.Tensor:
         return hidden_states

@@ -29,6 +29,7 @@ class Rule:
     megatron: str
     """The name in megatron with the global layer number; it may hold {layer} and {rest}."""
     hugging_face: Sequence[str]
+    """The names in the checkpoint; none for a parameter that begins anew."""
     kind: Kind
     is_exported: bool = True
     copies: Sequence[str] = ()
@@ -91,6 +92,8 @@ class WeightTable:
         spoilt: list[str] = []
         for name, held in global_names(model):
             match = self.match(name)
+            if not match.names:
+                continue
             group = shard_group(is_expert=match.experts is not None)
             full = [files.read(hf_name) for hf_name in match.names]
             _check_shapes(name, match, held, full, self.full_shapes(match, tuple(held.shape), group.size()))

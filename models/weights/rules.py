@@ -12,6 +12,8 @@ TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 VISUAL_PREFIXES = ("model.visual.", "visual.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 """The names of the head in checkpoints. Older releases of models that wrap a whole language model have the second."""
+VALUE_HEAD = Rule("value_head.weight", [], "rep", is_exported=False)
+"""The rule for the head of a critic, which no checkpoint has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

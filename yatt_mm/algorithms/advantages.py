@@ -71,6 +71,12 @@ def of_batch(rewards_G: Sequence[float], batch: BatchStatistics | None, settings
     return [(reward - batch.mean) / (batch.std + STD_EPSILON) for reward in rewards_G]
 
 
+def scores_alone(rewards_G: Sequence[float], batch: BatchStatistics | None, settings: AlgorithmSettings) -> list[float]:
+    """Return [G] the rewards as they are: training ranks make the advantages of them and of the critic's values (PPO,
+    arXiv 1707.06347; see `gae.py`)."""
+    return list(rewards_G)
+
+
 def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool = True, min_range: float = 0.0) -> list[float]:
     """Return [G] rewards minus the group's mean, divided by the group's standard deviation if `normalize_std`.
 

@@ -29,6 +29,10 @@ class LossInputs:
     """[K] float32 log-probabilities that the engine computed when it sampled."""
     reference_logprobs: torch.Tensor | None = None
     """[K] float32 log-probabilities under the reference; None where nothing reads them."""
+    old_values: torch.Tensor | None = None
+    """[K] float32 values under the critic at the start of the step; None without a critic."""
+    returns: torch.Tensor | None = None
+    """[K] float32, what the critic learns to predict; None without one."""
     sequences: torch.Tensor
     """[K] int64, the place of each token's response in the microbatch."""
     num_sequences: int

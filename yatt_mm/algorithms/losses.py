@@ -1,4 +1,4 @@
-"""Policy losses as pure functions of per-token tensors.
+"""The losses of the policy and of its critic as pure functions of per-token tensors.
 
 Axes: K = sampled tokens of a microbatch, all sequences one after another, each of them whole.
 Weights are normalised over the global batch by the caller, so a loss is a plain sum: it is the same number for
@@ -112,3 +112,23 @@ def policy_loss(
         "approx_kl": (shares * (log_ratio.exp() - 1 - log_ratio)).sum(),
     }
     return loss, metrics
+
+
+def value_loss(
+    values: torch.Tensor, inputs: LossInputs, *, settings: AlgorithmSettings, total_weight: float = 1.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the loss of a critic: half the weighted square of values minus returns, or of the values within
+    `value_clip` of the old ones minus returns where that is larger. A token at which the clip binds has no gradient.
+    (PPO with clipped values: arXiv 2006.05990, section 3.)
+
+    Args:
+        values: [K] values under the current weights; carries the gradient.
+        inputs, total_weight: as in `policy_loss`.
+    """
+    old, returns = inputs.old_values, inputs.returns
+    assert old is not None and returns is not None
+    near = values.clamp(old - settings.value_clip, old + settings.value_clip)
+    plain, clipped = (values - returns).square(), (near - returns).square()
+    loss = 0.5 * (inputs.weights * plain.maximum(clipped)).sum()
+    shares = inputs.weights / total_weight
+    return loss, {"loss": loss.detach(), "clip_frac": (shares * (clipped > plain)).sum()}

@@ -64,6 +64,12 @@ class AlgorithmSettings:
     clip_high: float = 0.2
     dual_clip: float = math.inf
     """The largest ratio that counts where the advantage is negative."""
+    gamma: float = 1.0
+    """The discount of the next token's value; see `gae.py`."""
+    gae_lambda: float = 1.0
+    """How far advantages look ahead: 0 to the next value alone, 1 to the end of the response."""
+    value_clip: float = math.inf
+    """The distance from the old value up to which a new one counts in the loss of the critic."""
     entropy_coef: float = 0.0
     kl: KlSettings = field(default_factory=KlSettings)
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)

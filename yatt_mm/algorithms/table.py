@@ -11,15 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from yatt_mm.algorithms.advantages import BatchStatistics, centred, leave_one_out, of_batch, of_group
+from yatt_mm.algorithms.advantages import (
+    BatchStatistics,
+    centred,
+    leave_one_out,
+    of_batch,
+    of_group,
+    scores_alone,
+)
 from yatt_mm.algorithms.losses import Surrogate, clipped, clipped_sequences, clipped_weight
 from yatt_mm.algorithms.settings import AlgorithmSettings, TokenWeights
 
 Advantage = Callable[[Sequence[float], BatchStatistics | None, AlgorithmSettings], list[float]]
-"""(rewards of a group [G], the batch's statistics, settings) -> advantages [G]."""
-Need = Literal["old_logprobs", "batch_statistics"]
+"""(rewards of a group [G], the batch's statistics, settings) -> advantages [G]; with a critic, what the last token of
+each response gets as its reward."""
+Need = Literal["old_logprobs", "batch_statistics", "critic"]
 """`old_logprobs`: those under the weights at the start of the step, where a step has several updates.
-`batch_statistics`: those of the rewards of all controllers."""
+`batch_statistics`: those of the rewards of all controllers. `critic`: a second model, whose values make advantages of
+tokens out of the rewards of responses."""
 Setting = bool | float | str
 
 
@@ -60,6 +69,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "cispo": Algorithm(
         advantage=of_group, token_weights="token_mean", surrogate=clipped_weight, needs=OLD,
         reads=STD | {"clip_high": 4.0}),
+    "ppo": Algorithm(
+        advantage=scores_alone, token_weights="token_mean", surrogate=clipped, needs=OLD | {"critic"},
+        reads=CLIP | {"gamma": 1.0, "gae_lambda": 1.0, "value_clip": 0.2}),
 }
 # fmt: on
 SHARED = (
@@ -73,6 +85,11 @@ SHARED = (
     "correction",
 )
 """The settings that all of them read."""
+
+
+def has_critic(name: str) -> bool:
+    """Return True if an algorithm trains a critic beside the policy."""
+    return "critic" in ALGORITHMS[name].needs
 
 
 def settings_of(name: str) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""The sections `algorithm` and `reference`: which algorithm trains the policy, its settings, and the model near which
-it keeps the policy.
+"""The sections `algorithm`, `reference` and `critic`: which algorithm trains the policy, its settings, the model near
+which it keeps the policy, and the one that predicts rewards.
 
 `yatt_mm.algorithms.table` says which settings an algorithm reads, and their defaults. A setting that the chosen one
 does not read is refused.
@@ -104,11 +104,20 @@ class ReferenceSection(Section):
     """The steps after which the policy takes the place of the reference, again and again; 0 for never."""
 
 
+class CriticSection(Section):
+    path: str | None = None
+    """The model from which the critic of `algorithm.name=ppo` begins: a folder as in `model.path`, of the same
+    architecture; by default `model.path` itself. Its head is not read: the head of a critic begins at 0."""
+    lr: Annotated[float | None, Field(gt=0)] = None
+    """The learning rate of the critic after the warm-up, in the schedule of the policy's; by default `train.lr`. Rates
+    of parts (`train.part_lr`) keep their ratio to it."""
+
+
 class AlgorithmSection(Section):
     name: str = "grpo"
-    """The algorithm: `grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_plus_plus`, `gspo` or `cispo`. docs/algorithms.md
-    says what each is made of. Settings without a default here have that of the algorithm; those that it does not read
-    are refused."""
+    """The algorithm: `grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_plus_plus`, `gspo`, `cispo` or `ppo`.
+    docs/algorithms.md says what each is made of. Settings without a default here have that of the algorithm; those that
+    it does not read are refused."""
     normalize_std: Annotated[bool | None, Field(validate_default=True)] = None
     """True divides advantages by the standard deviation of the group's rewards; False only centres them."""
     min_reward_range: Annotated[float, Field(ge=0)] = 0.001
@@ -131,6 +140,13 @@ class AlgorithmSection(Section):
     """The upper clip: the probability ratio counts up to 1 + clip_high; `.inf` sets no limit."""
     dual_clip: Annotated[float | None, Field(gt=1, allow_inf_nan=True, validate_default=True)] = None
     """Where the advantage is negative, the probability ratio counts up to this (dual clip); `.inf` sets no limit."""
+    gamma: Annotated[float | None, Field(gt=0, le=1, validate_default=True)] = None
+    """With a critic: the discount of what comes one token later."""
+    gae_lambda: Annotated[float | None, Field(ge=0, le=1, validate_default=True)] = None
+    """With a critic: how far an advantage looks ahead, from the next value alone (0) to the end of the response (1)."""
+    value_clip: Annotated[float | None, Field(gt=0, allow_inf_nan=True, validate_default=True)] = None
+    """With a critic: the distance from the value at the start of the step up to which a new one counts in its loss;
+    `.inf` sets no limit."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """The weight of an entropy bonus in the loss."""
     kl: KlSection = KlSection()
@@ -144,7 +160,9 @@ class AlgorithmSection(Section):
             raise ValueError(f"there is no such algorithm; did you mean {near}? There are {', '.join(ALGORITHMS)}")
         return name
 
-    @field_validator("normalize_std", "token_weights", "clip_low", "clip_high", "dual_clip")
+    @field_validator(
+        "normalize_std", "token_weights", "clip_low", "clip_high", "dual_clip", "gamma", "gae_lambda", "value_clip"
+    )
     @classmethod
     def _fill(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.data.get("name")

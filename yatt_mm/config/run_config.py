@@ -14,10 +14,11 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from models.layout.parallel import Parallel
+from yatt_mm.algorithms.table import has_critic
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.reference_folders import FOLDER, ReferenceFolders
-from yatt_mm.config.algorithm_section import AlgorithmSection, KlSection, ReferenceSection
+from yatt_mm.config.algorithm_section import AlgorithmSection, CriticSection, KlSection, ReferenceSection
 from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.eval_section import EvalSection
 from yatt_mm.config.sections import (
@@ -59,6 +60,7 @@ class Config(Section):
     run: RunSection
     model: ModelSection
     reference: ReferenceSection = ReferenceSection()
+    critic: CriticSection = CriticSection()
     data: DataSection
     dataplane: DataplaneSection = DataplaneSection()
     ray: RaySection = RaySection()
@@ -109,6 +111,11 @@ class Config(Section):
             every=self.reference.renew_every,
         )
 
+    @property
+    def critic_path(self) -> str | None:
+        """The folder of the model from which the critic begins; None if there is no critic."""
+        return (self.critic.path or self.model.path) if has_critic(self.algorithm.name) else None
+
     def sampling_rule(self) -> SamplingRule:
         """Return the rule of how a step's batch is filled."""
         num_groups = self.train.prompts_per_step
@@ -130,6 +137,7 @@ class Config(Section):
                 "data": self.data.model_copy(update={"train": ()}),
                 "algorithm": self.algorithm.model_copy(update={"kl": KlSection()}),
                 "reference": ReferenceSection(),
+                "critic": CriticSection(),
                 "train": self.train.model_copy(update={"steps": 0, "parallel": ParallelSection()}),
                 "reward": self.reward.model_copy(update={"judges": {}, "weight": 1.0}),
                 "placement": self.placement.model_copy(update=WITHOUT_CELLS),

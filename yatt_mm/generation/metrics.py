@@ -63,6 +63,10 @@ def add_update(meter: StepMeter, report: UpdateReport) -> None:
         meter.add_sum(f"train/{name}", value)
     if report.loss_metrics:
         meter.add_max("train/grad_norm", report.grad_norm)
+    for name, value in report.critic_metrics.items():
+        meter.add_sum(f"critic/{name}", value)
+    for name, value in report.critic_values.items():
+        meter.add_max(f"critic/{name}", value)
     meter.add_max("time/update_s", report.seconds)
     meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_compared)
     meter.add_max("rollout/logprob_diff_max", report.difference_max)

@@ -57,6 +57,9 @@ def with_local_paths(config: Config, console: Console, *, with_weights: bool = T
     if reference.path is not None and config.references is not None and with_weights:
         path = _model("reference.path", reference.path, console, files)
         reference = reference.model_copy(update={"path": path})
+    critic = config.critic
+    if critic.path is not None and config.critic_path is not None and with_weights:
+        critic = critic.model_copy(update={"path": _model("critic.path", critic.path, console, files)})
     judges = {
         name: judge
         if judge.url is not None or not with_weights
@@ -64,7 +67,7 @@ def with_local_paths(config: Config, console: Console, *, with_weights: bool = T
         for name, judge in config.reward.judges.items()
     }
     reward = config.reward.model_copy(update={"judges": judges})
-    config = config.model_copy(update={"model": model, "reference": reference, "reward": reward})
+    config = config.model_copy(update={"model": model, "reference": reference, "critic": critic, "reward": reward})
     return config if config.dataplane.uri is not None else _with_local_data(config, console)
 
 

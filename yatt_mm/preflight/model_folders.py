@@ -1,4 +1,5 @@
-"""Checks of the folders of models: what every one must have, and that a reference has the policy's architecture."""
+"""Checks of the folders of models: what every one must have, and that a reference and a critic have the policy's
+architecture."""
 
 from __future__ import annotations
 
@@ -92,12 +93,32 @@ def check_reference(config: Config, hf_config: Mapping[str, Any]) -> None:
         return
     if given is None:
         return
-    policy, reference = _architecture(hf_config), _architecture(check_model_folder("reference.path", given))
-    for key in policy:
-        if key in reference and policy[key] != reference[key]:
+    _check_architecture("reference", given, hf_config)
+
+
+def check_critic(config: Config, hf_config: Mapping[str, Any]) -> None:
+    """Check that the model from which a critic begins has the architecture of the policy, whose config.json is given.
+
+    Raises:
+        ConfigError: it cannot be read, it has another one, or the algorithm has no critic.
+    """
+    if config.critic_path is None:
+        for key, value in config.critic.model_dump(exclude_defaults=True).items():
             raise ConfigError(
-                f"reference.path is {given}, whose config.json has {key} {reference[key]}, where that of model.path "
-                f"has {policy[key]}; a reference needs the architecture of the policy, such as the model from which it "
+                f"critic.{key} is {value}, and nothing reads it: the advantages of {config.algorithm.name} compare "
+                "responses with each other, without a critic; set algorithm.name to ppo, or leave it out"
+            )
+    elif config.critic.path is not None:
+        _check_architecture("critic", config.critic.path, hf_config)
+
+
+def _check_architecture(section: str, given: str, hf_config: Mapping[str, Any]) -> None:
+    policy, other = _architecture(hf_config), _architecture(check_model_folder(f"{section}.path", given))
+    for key in policy:
+        if key in other and policy[key] != other[key]:
+            raise ConfigError(
+                f"{section}.path is {given}, whose config.json has {key} {other[key]}, where that of model.path "
+                f"has {policy[key]}; a {section} needs the architecture of the policy, such as the model from which it "
                 "was trained"
             )
 

@@ -18,7 +18,7 @@ from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompt_check import prompt_template_of
-from yatt_mm.preflight.model_folders import check_model_folder, check_reference
+from yatt_mm.preflight.model_folders import check_critic, check_model_folder, check_reference
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.preflight.run_sets import held_out_sections, key_of
@@ -39,6 +39,7 @@ def check_run(config: Config) -> None:
     check_tokenizer("model.path", config.model.path)
     if config.trains:
         check_reference(config, hf_config)
+        check_critic(config, hf_config)
         check_run_folder(config)
     check_media(config, "model.path", config.model.path)
     check_sets(config)

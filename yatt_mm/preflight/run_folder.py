@@ -29,7 +29,10 @@ def check_run_folder(config: Config) -> None:
         raise ConfigError(f"run.dir is {config.run.dir}: {there} is a file; wanted a folder, so choose another run.dir")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir is {config.run.dir}: {there} cannot be written; choose another run.dir")
-    free, wanted = shutil.disk_usage(there).free, BYTES_PER_PARAMETER * _num_parameters(Path(config.model.path))
+    num_parameters = _num_parameters("model.path", Path(config.model.path))
+    if config.critic_path is not None:
+        num_parameters += _num_parameters("critic.path", Path(config.critic_path))
+    free, wanted = shutil.disk_usage(there).free, BYTES_PER_PARAMETER * num_parameters
     if free < wanted:
         raise ConfigError(
             f"run.dir is {config.run.dir}: its disk has {_size(free)} free, and a checkpoint of this model takes "
@@ -37,25 +40,25 @@ def check_run_folder(config: Config) -> None:
         )
 
 
-def _num_parameters(model_dir: Path) -> int:
+def _num_parameters(key: str, model_dir: Path) -> int:
     num = 0
     for file in model_dir.glob("*.safetensors"):
         try:
             header = read_header(file)
             tensors = json.loads(header)
-            _check_size(file, LENGTH_BYTES + len(header), tensors)
+            _check_size(key, file, LENGTH_BYTES + len(header), tensors)
             num += sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
         except (ValueError, AttributeError, LookupError, TypeError, MemoryError) as error:
-            raise ConfigError(f"model.path: {file} is no safetensors file ({type(error).__name__}: {error})") from error
+            raise ConfigError(f"{key}: {file} is no safetensors file ({type(error).__name__}: {error})") from error
     return num
 
 
-def _check_size(file: Path, num_header_bytes: int, tensors: dict[str, Any]) -> None:
+def _check_size(key: str, file: Path, num_header_bytes: int, tensors: dict[str, Any]) -> None:
     """Check that a file is as long as its header says."""
     ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
     wanted, found = num_header_bytes + max(ends, default=0), file.stat().st_size
     if found < wanted:
-        raise ConfigError(f"model.path: {file} is incomplete: {found} bytes of {wanted}; download or copy it again")
+        raise ConfigError(f"{key}: {file} is incomplete: {found} bytes of {wanted}; download or copy it again")
 
 
 def _size(num_bytes: int) -> str:

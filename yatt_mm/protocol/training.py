@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from yatt_mm.algorithms.settings import AlgorithmSettings
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from models.freeze import Part
     from models.layout.parallel_settings import Recompute
     from yatt_mm.protocol.published import Carrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSpec:
+    """The settings of the critic that are not those of the policy."""
+
+    model_dir: str
+    """The folder of the model from which it begins."""
+    optim: AdamSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,8 @@ class TrainSpec:
     """The folders of the reference models; None if nothing reads them."""
     skipped_dir: str
     """The folder for what skipped updates were computed from."""
+    critic: CriticSpec | None = None
+    """None for an algorithm without a critic."""
     cores: tuple[int, ...] = ()
     """The processor cores of the rank; none leaves the choice to the system."""
 
@@ -56,6 +67,10 @@ class MovedMemory:
     release_s: float = 0.0
     restore_s: float = 0.0
 
+    def __add__(self, other: MovedMemory) -> MovedMemory:
+        """Return what two models of a rank moved, one after the other."""
+        return MovedMemory(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
+
 
 @dataclass(slots=True, kw_only=True)
 class UpdateReport:
@@ -67,8 +82,12 @@ class UpdateReport:
     """This rank's parts of global sums; the sum over the replicas is the metric."""
     grad_norm: float = 0.0
     """The norm of the global gradient before clipping, averaged over the step's updates."""
+    critic_metrics: dict[str, float] = field(default_factory=dict)
+    """The parts of global sums of the critic, like `loss_metrics`."""
+    critic_values: dict[str, float] = field(default_factory=dict)
+    """Values of the critic over all replicas, the same on every rank of the last pipeline stage."""
     num_skipped: int = 0
-    """The number of updates that were skipped. No other value counts them."""
+    """The number of updates, of the policy or of the critic, that were skipped. No other value counts them."""
     difference_sum: float = 0.0
     difference_max: float = 0.0
     num_compared: int = 0
@@ -85,6 +104,12 @@ class UpdateReport:
         for name, value in loss_metrics.items():
             self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
         self.grad_norm += grad_norm / num_minibatches
+
+    def add_critic(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
+        """Add the values of one update of the critic in the same way."""
+        for name, value in loss_metrics.items():
+            self.critic_metrics[name] = self.critic_metrics.get(name, 0.0) + value / num_minibatches
+        self.critic_values["grad_norm"] = self.critic_values.get("grad_norm", 0.0) + grad_norm / num_minibatches
 
     def add_difference(self, differences: np.ndarray, *, num_stale: int) -> None:
         """Add |engine - trainer| log-probabilities of one sample's tokens that are not stale, and the number of stale

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from yatt_mm.config.run_config import Config
@@ -13,7 +14,7 @@ from yatt_mm.keeper.actor import KeeperActor
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.rollout import EngineSpec
-from yatt_mm.protocol.training import TrainSpec
+from yatt_mm.protocol.training import CriticSpec, TrainSpec
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
@@ -58,23 +59,23 @@ def engine_makers(site: Site) -> list[Maker]:
 def rank_makers(site: Site) -> list[Maker]:
     """Return what makes each training rank."""
     config, train = site.config, site.config.train
-    total_updates = train.steps * train.num_minibatches
+    optim = AdamSettings(
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        betas=train.betas,
+        clip_grad=train.clip_grad,
+        warmup_steps=train.warmup_steps,
+        total_updates=train.steps * train.num_minibatches,
+        lr_final_frac=train.lr_final_frac or 0.0,
+        schedule=train.lr_schedule,
+        decay_updates=train.num_decay_updates,
+        part_lr=train.part_lr,
+        offload_frac=train.optimizer_offload_fraction,
+    )
     spec = TrainSpec(
         model_dir=site.model_dir,
         dtype=config.model.dtype,
-        optim=AdamSettings(
-            lr=train.lr,
-            weight_decay=train.weight_decay,
-            betas=train.betas,
-            clip_grad=train.clip_grad,
-            warmup_steps=train.warmup_steps,
-            total_updates=total_updates,
-            lr_final_frac=train.lr_final_frac or 0.0,
-            schedule=train.lr_schedule,
-            decay_updates=train.num_decay_updates,
-            part_lr=train.part_lr,
-            offload_frac=train.optimizer_offload_fraction,
-        ),
+        optim=optim,
         temperature=config.rollout.temperature,
         algorithm=config.algorithm.settings(),
         seed=config.run.seed,
@@ -87,6 +88,7 @@ def rank_makers(site: Site) -> list[Maker]:
         overlap_grad_reduce=train.overlap_grad_reduce,
         references=config.references,
         skipped_dir=str(config.skipped_dir.absolute()),
+        critic=_critic(config, optim),
     )
     return [
         partial(
@@ -98,6 +100,15 @@ def rank_makers(site: Site) -> list[Maker]:
         )
         for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
     ]
+
+
+def _critic(config: Config, optim: AdamSettings) -> CriticSpec | None:
+    if config.critic_path is None:
+        return None
+    lr = config.critic.lr or optim.lr
+    part_lr = {part: rate * (lr / optim.lr) for part, rate in optim.part_lr.items()}
+    folder = str(Path(config.critic_path).absolute())
+    return CriticSpec(model_dir=folder, optim=replace(optim, lr=lr, part_lr=part_lr))
 
 
 def create_reward_workers(

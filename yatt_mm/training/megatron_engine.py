@@ -1,4 +1,5 @@
-"""The policy on one training rank: log-probabilities, optimizer updates, export of weights, checkpoints.
+"""The policy or its critic on one training rank: log-probabilities or values, optimizer updates, export of weights,
+checkpoints.
 
 A thin layer over megatron: it packs samples, runs megatron's pipeline schedule, and applies a loss that the caller
 gives. It knows nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with
@@ -30,26 +31,31 @@ from models.registry import read_config
 from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
+from models.vlm import Scores
 from models.weights.checkpoint_files import CheckpointFiles
 from models.weights.export import ShardedWeights
 from models.weights.load import check_finite, check_names
-from yatt_mm.algorithms.loss_inputs import LossInputs
 from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
 from yatt_mm.training.learning_rate import learning_rate
+from yatt_mm.training.loss_columns import loss_inputs
 from yatt_mm.training.offload import EVERYTHING, Holding, TrainMemory
 from yatt_mm.training.optimizer import build_optimizer, wrap
+from yatt_mm.training.rank_checkpoint import TrainState
 from yatt_mm.training.train_sample import TrainSample
 
 Metrics = Mapping[str, torch.Tensor]
-LossFunction = Callable[[torch.Tensor, torch.Tensor, LossInputs], tuple[torch.Tensor, Metrics]]
-"""The type of a loss: (log-probabilities [K], entropies [K], the tokens' inputs) -> (loss, metrics). Both results are
-sums over tokens. The tokens' weights already count all replicas, so nothing is divided afterwards."""
+LossFunction = Callable[..., tuple[torch.Tensor, Metrics]]
+"""The type of a loss: (log-probabilities [K], entropies [K], `LossInputs`) -> (loss, metrics). That of a critic takes
+(values [K], `LossInputs`). Both results are sums over tokens. The tokens' weights already count all replicas, so
+nothing is divided afterwards."""
 Microbatches = Sequence[Sequence[TrainSample]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+STATES: dict[Scores, str] = {"logprobs": "", "values": "critic/"}
+"""[what is scored] the beginning of the names of the tensors in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +69,24 @@ class StepResult:
     was_skipped: bool
     """True if the loss or the gradient of some rank is not finite: weights and optimizer are as before."""
     logprobs: list[list[np.ndarray]]
-    """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics."""
+    """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics. Those
+    of a critic are values."""
 
 
 @dataclass(slots=True)
 class _Scored:
-    """The log-probabilities and loss metrics of one microbatch, which the last pipeline stage keeps."""
+    """The log-probabilities, or values, and loss metrics of one microbatch, which the last pipeline stage keeps."""
 
-    logprobs: torch.Tensor
+    scores: torch.Tensor
     num_scored: tuple[int, ...]
     metrics: Metrics = field(default_factory=dict)
 
     def by_sample(self) -> list[np.ndarray]:
-        return [part.numpy() for part in self.logprobs.cpu().split(list(self.num_scored))]
+        return [part.numpy() for part in self.scores.cpu().split(list(self.num_scored))]
 
 
 class TrainEngine:
-    """One rank's part of the policy and its optimizer."""
+    """One rank's part of the policy, or of its critic, and its optimizer."""
 
     def __init__(
         self,
@@ -92,10 +99,13 @@ class TrainEngine:
         recompute: Recompute = "none",
         freeze: Collection[Part] = (),
         overlap_grad_reduce: bool = False,
+        scores: Scores = "logprobs",
     ) -> None:
-        """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks."""
+        """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks. An engine that
+        scores `values`, a critic, is made after that of the policy, in whose parallel groups it works."""
         check_layout(parallel, read_config(model_dir))
-        init_model_parallel(parallel, seed)
+        if scores == "logprobs":
+            init_model_parallel(parallel, seed)
         self._device = device()
         built = build(
             model_dir,
@@ -106,7 +116,9 @@ class TrainEngine:
             frozen=freeze,
             # replicas that share experts must all have a backward pass, also for text alone
             tower_always_runs=overlap_grad_reduce or (parallel.ep > 1 and "language" in freeze),
+            scores=scores,
         )
+        self._state_name = STATES[scores]
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights, self._table = built.weights, built.table
         self._lr_at = learning_rate(optim)
@@ -136,6 +148,10 @@ class TrainEngine:
         """Return [microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
         self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
+
+    def values(self, microbatches: Microbatches) -> list[list[np.ndarray]]:
+        """Return a critic's values of the states before the sampled tokens, in the form of `logprobs`."""
+        return self.logprobs(microbatches)
 
     @contextmanager
     def weights_of(self, files: CheckpointFiles) -> Iterator[None]:
@@ -205,15 +221,19 @@ class TrainEngine:
         self.memory.require([Holding.WEIGHTS], "export")
         return self._weights
 
-    def save(self, directory: Path, *, asynchronous: bool = False) -> None:
+    def save(self, directory: Path, *, asynchronous: bool = False, beside: Sequence[TrainEngine] = ()) -> None:
         """Write this rank's part of a checkpoint from which `load` continues, bit for bit in the same layout. No rank
         waits for another one.
 
-        An asynchronous one holds the present state, and is written in a thread.
+        An asynchronous one holds the present state, and is written in a thread. `beside`: other engines of this rank,
+        whose state is written into the same file.
         """
-        self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
         self.finish_save()
-        self._pending_save = rank_checkpoint.start_save(directory, self._model, self._optimizer, self._num_updates)
+        states = {}
+        for engine in (self, *beside):
+            engine.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
+            states[engine._state_name] = TrainState(engine._model, engine._optimizer, engine._num_updates)
+        self._pending_save = rank_checkpoint.start_save(directory, states)
         if not asynchronous:
             self.finish_save()
 
@@ -226,7 +246,9 @@ class TrainEngine:
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""
         self.memory.require(EVERYTHING, "load a checkpoint")
-        self._num_updates = rank_checkpoint.load_checkpoint(directory, self._model, self._optimizer)
+        self._num_updates = rank_checkpoint.load_checkpoint(
+            directory, self._model, self._optimizer, name=self._state_name
+        )
 
     def save_hf(self, directory: Path) -> None:
         """Write a Hugging Face folder like the folder that the model came from, with the present weights. An incomplete
@@ -279,21 +301,10 @@ class TrainEngine:
         self, output: torch.Tensor, batch: PackedBatch, samples: Sequence[TrainSample], loss_fn: LossFunction | None
     ) -> tuple[torch.Tensor, torch.Tensor, _Scored]:
         """Return (loss, an unused token count, the values to keep), in the form of megatron's schedules."""
-        logprobs, entropy = output
-        scored = _Scored(logprobs.detach(), batch.num_scored)
-        if loss_fn is None or not len(logprobs):
+        scored = _Scored(output[0].detach(), batch.num_scored)
+        if loss_fn is None or not output.shape[1]:
             # a zero that still reaches every weight, so that an empty microbatch has a backward pass
             loss = output.sum() * 0.0
         else:
-            loss, scored.metrics = loss_fn(logprobs, entropy, self._loss_inputs(samples))
+            loss, scored.metrics = loss_fn(*output, loss_inputs(samples, self._device))
         return loss, torch.ones((), dtype=torch.int, device=self._device), scored
-
-    def _loss_inputs(self, samples: Sequence[TrainSample]) -> LossInputs:
-        tokens = [sample.sampled for sample in samples if sample.sampled is not None]
-        names = ["weights", "advantages", "old_logprobs", "is_current", "rollout_logprobs"]
-        if tokens[0].reference_logprobs is not None:
-            names.append("reference_logprobs")
-        columns = {name: np.concatenate([getattr(of_sample, name) for of_sample in tokens]) for name in names}
-        columns["sequences"] = np.repeat(np.arange(len(samples)), [int(sample.loss_mask.sum()) for sample in samples])
-        on_device = {name: torch.from_numpy(values).to(self._device) for name, values in columns.items()}
-        return LossInputs(**on_device, num_sequences=len(samples))

@@ -74,8 +74,9 @@ def write_part(path: Path, pieces: Sequence[Piece], settings: dict[str, str]) ->
 class Parts:
     """The tensors of a checkpoint, read from the files of all ranks."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError if a rank's file is missing or cannot be read."""
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        """Read those whose names, and settings, begin with `prefix`, which is left out. Raises CheckpointError if a
+        rank's file is missing or cannot be read."""
         found = {path.name for path in folder.glob("part-*.safetensors")}
         numbers = [re.fullmatch(r"part-\d+-of-(\d+)\.safetensors", name) for name in found]
         num_ranks = max((int(number[1]) for number in numbers if number), default=1)
@@ -92,9 +93,13 @@ class Parts:
                 file = safe_open(folder / name, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{folder / name} is damaged: {error}; resume from another checkpoint") from None
-            self.settings = file.metadata()
+            self.settings = {
+                key.removeprefix(prefix): text for key, text in file.metadata().items() if key.startswith(prefix)
+            }
             for where in file.keys():  # noqa: SIM118 (it is no dict)
-                tensor, _, offset = where.rpartition("@")
+                if not where.startswith(prefix):
+                    continue
+                tensor, _, offset = where.removeprefix(prefix).rpartition("@")
                 shape = tuple(file.get_slice(where).get_shape())
                 box = Box(offset=tuple(map(int, offset.split(","))), shape=shape)
                 self._boxes[tensor].append((box, file, where))

@@ -1,7 +1,8 @@
 """Checkpoints of a training world, which load in another parallel layout too.
 
-They hold weights, optimizer state, and the number of updates. Each rank copies to host memory what its optimizer owns,
-and writes it in a thread while training continues; nothing is gathered, and no rank waits for another one.
+They hold weights, optimizer state, and the number of updates, of the policy and of its critic if there is one: names of
+a critic's tensors begin with `critic/`. Each rank copies to host memory what its optimizer owns, and writes it in a
+thread while training continues; nothing is gathered, and no rank waits for another one.
 `yatt_mm.common.checkpoints` names, commits and prunes checkpoints. State outside of the engine (the order of prompts,
 metrics) is not stored here.
 
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ WEIGHT = "weight"
 OF_OPTIMIZER = {WEIGHT: "param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 """[kind of tensor in a checkpoint] what the optimizer calls it."""
 NUM_UPDATES = "num_updates"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    """One model of a rank with its optimizer."""
+
+    model: torch.nn.ModuleList
+    optimizer: MegatronOptimizer
+    num_updates: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +99,12 @@ class _Parameter:
 class PendingSave:
     """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part."""
 
-    def __init__(self, directory: Path, pieces: Sequence[Piece], num_updates: int) -> None:
+    def __init__(self, directory: Path, pieces: Sequence[Piece], settings: dict[str, str]) -> None:
         self.nbytes = sum(piece.values.nbytes for piece in pieces)
         """The bytes that this rank holds in host memory and writes."""
         self._directory = directory
         self._pieces = pieces
-        self._num_updates = num_updates
+        self._settings = settings
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"save {directory}", daemon=True)
         self._thread.start()
@@ -115,32 +125,46 @@ class PendingSave:
         self._pieces = ()
 
     def _write(self, path: Path) -> None:
-        note_written(path, write_part(path, self._pieces, {NUM_UPDATES: str(self._num_updates)}))
+        note_written(path, write_part(path, self._pieces, self._settings))
 
 
-def start_save(
-    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, num_updates: int
-) -> PendingSave:
+def start_save(directory: Path, states: Mapping[str, TrainState]) -> PendingSave:
     """Begin to write this rank's part of the training state into `directory` (made if missing). Every rank calls it,
-    with the same path.
+    with the same path. `states`: the models by the beginning of the names of their tensors.
 
     The checkpoint holds the present weights, whatever happens to them afterwards.
     """
-    if num_updates == 0:
-        make_state(optimizer)
+    for state in states.values():
+        if state.num_updates == 0:
+            make_state(state.optimizer)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    return PendingSave(directory, list(_pieces(model, optimizer)), num_updates)
+    pieces = [
+        replace(piece, name=name + piece.name)
+        for name, state in states.items()
+        for piece in _pieces(state.model, state.optimizer)
+    ]
+    return PendingSave(
+        directory, pieces, {name + NUM_UPDATES: str(state.num_updates) for name, state in states.items()}
+    )
 
 
 @torch.no_grad()
-def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
-    """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it.
+def load_checkpoint(
+    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, name: str = ""
+) -> int:
+    """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it. `name`: the
+    beginning of the names of the model's tensors.
 
     Raises:
-        CheckpointError: the checkpoint is not finished, or is one of another model.
+        CheckpointError: the checkpoint is not finished, is one of another model, or has no model of this name.
     """
-    parts = Parts(directory)
+    parts = Parts(directory, name)
+    if NUM_UPDATES not in parts.settings:
+        raise CheckpointError(
+            f"the checkpoint in {directory} has no critic, because its run had another algorithm.name: set that back, "
+            "or start a new run from the exported model"
+        )
     make_state(optimizer)
     parameters = _parameters(model)
     for parameter in parameters.values():

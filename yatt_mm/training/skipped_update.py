@@ -39,8 +39,13 @@ def write_update(
                 f"{prefix}/old_logprobs": tokens.old_logprobs,
                 f"{prefix}/is_stale": tokens.is_stale,
             }
-            if tokens.reference_logprobs is not None:
-                arrays[f"{prefix}/reference_logprobs"] = tokens.reference_logprobs
+            for name, values in (
+                ("reference_logprobs", tokens.reference_logprobs),
+                ("old_values", tokens.old_values),
+                ("returns", tokens.returns),
+            ):
+                if values is not None:
+                    arrays[f"{prefix}/{name}"] = values
             if number < len(logprobs):
                 arrays[f"{prefix}/logprobs"] = logprobs[number][place]
             for key, patches in zip(sample.media_keys, sample.patches):

@@ -28,7 +28,7 @@ class PlannedGroup:
     """The prompt's position in the run's order."""
     group: GroupRef
     advantages: tuple[float, ...]
-    """[G] the advantages of its rows."""
+    """[G] the advantages of its rows; with a critic, their scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class PlannedSample:
     """The index into the plan's groups."""
     row: int
     advantage: float
+    """The advantage of its tokens; with a critic, its score, of which the ranks make them."""
     token_weight: float
     """The weight of each of its sampled tokens in the loss."""
 

@@ -26,6 +26,11 @@ class SampledTokens:
     ratios compare with the latter for all tokens, also for stale ones."""
     reference_logprobs: np.ndarray | None = None
     """[K] float32 log-probabilities under the reference, if the loss reads them and they were measured."""
+    old_values: np.ndarray | None = None
+    """[K] float32 values of the states before the tokens, under the critic at the start of the step; None without a
+    critic, which `Critic.measure` gives with the returns and the advantages."""
+    returns: np.ndarray | None = None
+    """[K] float32, what the critic learns to predict."""
     old_logprobs: np.ndarray = field(init=False)
     """[K] float32 log-probabilities under the policy with which ratios compare: the one that sampled the token, or with
     a correction, the one at the start of the step. Only those count where `is_current` is False."""

@@ -30,6 +30,7 @@ from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.training import MovedMemory, TrainSpec, UpdateReport
+from yatt_mm.training.critic import Critic
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
@@ -97,6 +98,7 @@ class TrainWorker:
         self._report: UpdateReport | None = None
         """That of the last update."""
         self._reference: CheckpointFiles | None = None
+        self._critic: Critic | None = None
         self._loss = functools.partial(
             policy_loss,
             surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
@@ -109,16 +111,19 @@ class TrainWorker:
         init_distributed(rank=self._rank, world_size=world_size, store=store)
         self._carrier = resolve_carrier(spec.carrier, device())
         self._receivers = Receivers(num=spec.num_receivers, deadline_s=spec.deadline_s)
-        self._engine = TrainEngine(
-            model_dir=Path(spec.model_dir),
+        make_engine = functools.partial(
+            TrainEngine,
             parallel=self._parallel,
-            optim=spec.optim,
             dtype=spec.dtype,
             seed=spec.seed,
             recompute=spec.recompute,
             freeze=spec.freeze,
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
+        self._engine = make_engine(model_dir=Path(spec.model_dir), optim=spec.optim)
+        if spec.critic is not None:
+            engine = make_engine(model_dir=Path(spec.critic.model_dir), optim=spec.critic.optim, scores="values")
+            self._critic = Critic(engine, spec.algorithm)
         if spec.references is not None:
             self._reference = CheckpointFiles(spec.references.first)
             self._engine.check_names(self._reference)
@@ -128,7 +133,8 @@ class TrainWorker:
         state raises an error."""
         if self._publisher and self._state is State.WEIGHTS_ONLY and state is not State.WEIGHTS_ONLY:
             self._publisher.release()
-        moved = self._engine.memory.hold(HELD[state])
+        moved = self._critic.hold(state is State.AWAKE) if self._critic else MovedMemory()
+        moved += self._engine.memory.hold(HELD[state])
         self._state = state
         return moved
 
@@ -196,7 +202,10 @@ class TrainWorker:
             if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
                 for minibatch in minibatches:
                     self._measure_old_logprobs(minibatch)
-        report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
+            values = self._critic.measure(plan, minibatches) if self._critic else {}
+        report = UpdateReport(
+            is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes, critic_values=values
+        )
         done = []
         for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
             if not planned.total_weight:  # on no rank: old momentum would move the weights
@@ -204,17 +213,20 @@ class TrainWorker:
             loss = functools.partial(self._loss, total_weight=planned.total_weight)
             with self._saying_what_saves_memory():
                 result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
-            if result.was_skipped:
+                of_critic = self._critic.step(minibatch, planned.total_weight) if self._critic else None
+            if result.was_skipped or (of_critic is not None and of_critic.was_skipped):
                 report.num_skipped += 1
                 folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"
                 path = folder / f"update-{number}-rank-{self._rank}.npz"
                 write_update(path, minibatch, result.logprobs, result.loss_metrics)
                 continue
-            done.append(result)
+            done.append((result, of_critic))
             if self._engine.is_loss_rank:
                 _compare(report, minibatch, result.logprobs)
-        for result in done:
+        for result, of_critic in done:
             report.add_minibatch(result.loss_metrics, result.grad_norm, len(done))
+            if of_critic is not None:
+                report.add_critic(of_critic.loss_metrics, of_critic.grad_norm, len(done))
         report.seconds = time.perf_counter() - started
         return report
 
@@ -249,7 +261,8 @@ class TrainWorker:
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write this rank's part of a checkpoint from which `load` continues exactly. All ranks must be called."""
         self._require(State.AWAKE, "save")
-        self._engine.save(Path(directory), asynchronous=asynchronous)
+        beside = [self._critic.engine] if self._critic else []
+        self._engine.save(Path(directory), asynchronous=asynchronous, beside=beside)
 
     def finish_save(self) -> None:
         """Wait until this rank's part of the checkpoint that is being written is on the disk. The rank may be asleep or
@@ -260,6 +273,8 @@ class TrainWorker:
         """Continue from a checkpoint of `step`. All ranks must be called."""
         self._require(State.AWAKE, "load")
         self._engine.load(Path(directory))
+        if self._critic is not None:
+            self._critic.engine.load(Path(directory))
         self._step = step
 
     def save_hf(self, directory: str) -> None:

@@ -48,6 +48,7 @@ BY_ALGORITHM = {
     "reinforce_plus_plus": [(4 - 1.5) / 0.5, (1 - 1.5) / 0.5, (1 - 1.5) / 0.5, (2 - 1.5) / 0.5],
     "gspo": [2 / math.sqrt(2), -1 / math.sqrt(2), -1 / math.sqrt(2), 0.0],
     "cispo": [2 / math.sqrt(2), -1 / math.sqrt(2), -1 / math.sqrt(2), 0.0],
+    "ppo": REWARDS,
 }
 BATCH = BatchStatistics(mean=1.5, std=0.5, range=3.0)
 
@@ -57,7 +58,7 @@ def test_each_algorithm_has_its_hand_worked_advantages(name: str) -> None:
     settings = AlgorithmSettings(name=name, min_reward_range=0.001)
     advantage = ALGORITHMS[name].advantage
     assert advantage(REWARDS, BATCH, settings) == pytest.approx(BY_ALGORITHM[name], rel=1e-5)
-    if name != "reinforce_plus_plus":
+    if name not in ("reinforce_plus_plus", "ppo"):
         assert advantage([0.3, 0.3004], None, settings) == [0.0, 0.0]
 
 

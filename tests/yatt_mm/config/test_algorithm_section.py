@@ -36,7 +36,8 @@ def test_the_name_alone_fills_in_what_the_algorithm_reads_and_the_resolved_confi
 ) -> None:
     config = load_config(DIGITS, [f"algorithm={{name: {name}}}"])
     found = config.algorithm.model_dump()
-    for setting in ("normalize_std", "token_weights", "clip_low", "clip_high", "dual_clip"):
+    of_some = ("normalize_std", "clip_low", "clip_high", "dual_clip", "gamma", "gae_lambda", "value_clip")
+    for setting in ("token_weights", *of_some):
         assert found[setting] == default_of(name, setting), setting
     (tmp_path / "resolved.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "resolved.yaml") == config
@@ -137,3 +138,19 @@ def test_the_reference_is_the_model_itself_unless_another_is_named() -> None:
     )
     named = load_config(DIGITS, [loss, "reference.path=models/sft", "reference.renew_every=10"]).references
     assert named == ReferenceFolders(first=Path("models/sft").absolute(), renewed=run_dir / "reference", every=10)
+
+
+def test_an_algorithm_with_a_critic_has_a_model_for_it_and_the_others_have_none() -> None:
+    bare = load_config(DIGITS)
+    assert bare.critic_path is None
+    assert bare.algorithm.settings() == AlgorithmSettings(min_reward_range=0.001, clip_high=0.28, entropy_coef=0.005)
+    ppo = load_config(DIGITS, ["algorithm.name=ppo"])
+    assert ppo.critic_path == ppo.model.path
+    found = ppo.algorithm.settings()
+    assert (found.gamma, found.gae_lambda, found.value_clip, found.clip_low) == (1.0, 1.0, 0.2, 0.2)
+    assert load_config(DIGITS, ["algorithm.name=ppo", "critic.path=models/reward"]).critic_path == "models/reward"
+    with pytest.raises(ConfigError, match=r"^algorithm\.gae_lambda is 0.9: grpo does not read it; it reads normalize_"):
+        algorithm("algorithm.gae_lambda=0.9")
+    for override in ("algorithm.gamma=1.1", "algorithm.gae_lambda=-0.1", "algorithm.value_clip=0", "critic.lr=0"):
+        with pytest.raises(ConfigError, match=override.split("=")[0]):
+            load_config(DIGITS, ["algorithm.name=ppo", override])

@@ -140,6 +140,15 @@ def test_a_reference_keeps_its_other_keys_and_is_left_out_of_an_evaluation(tiny_
     assert with_local_paths(named.for_evaluation(tmp_path / "evaluation"), console).references is None
 
 
+def test_a_critic_keeps_its_other_keys_and_is_left_out_of_an_evaluation(tiny_dir: Path, tmp_path: Path) -> None:
+    keys = ("algorithm.name=ppo", "algorithm.clip_high=null", f"critic.path={tiny_dir}", "critic.lr=1e-4")
+    path, *rest = runs.arguments(tmp_path, tiny_dir, "hub", "train.steps=1", *keys)
+    config, console = load_config(runs.ROOT / path, rest), Console(file=io.StringIO())
+    assert with_local_paths(config, console).critic == config.critic and config.critic.lr == 1e-4
+    named = load_config(runs.ROOT / path, [*rest, "critic.path=Owner/not-there"])
+    assert with_local_paths(named.for_evaluation(tmp_path / "evaluation"), console).critic.path is None
+
+
 def test_a_revision_with_a_slash_in_it_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path, *rest = runs.arguments(tmp_path, Path("Owner/no..name"), "hub", "train.steps=1")

@@ -53,6 +53,7 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
             "reference.path=/no/such/folder",
             "nothing reads it; set algorithm.kl.where to loss or reward, or leave it out",
         ),
+        ("critic.lr=0.1", "critic.lr is 0.1, and nothing reads it: the advantages of grpo compare responses with each"),
         ("rollout.max_model_len=2049", "max_model_len is 2049 and the model has 2048 positions"),
         ("rollout.num_engines=3", "an engine needs devices of its own"),
         ("train.num_minibatches=9", "a minibatch needs at least one prompt"),
@@ -332,3 +333,33 @@ def test_a_reference_needs_the_architecture_of_the_policy(folder: Path, tiny_dir
         check(folder, tiny_dir, loss, f"reference.path={reference}")
     with pytest.raises(ConfigError, match=r"reference\.path is /no/such: no such folder"):
         check(folder, tiny_dir, loss, "reference.path=/no/such")
+
+
+def test_a_critic_needs_the_architecture_of_the_policy(folder: Path, tiny_dir: Path, tmp_path: Path) -> None:
+    critic, ppo = Path(shutil.copytree(tiny_dir, tmp_path / "critic")), "algorithm.name=ppo"
+    clip = "algorithm.clip_high=null"
+    check(folder, tiny_dir, ppo, clip)
+    check(folder, tiny_dir, ppo, clip, f"critic.path={critic}", "critic.lr=1e-4")
+    with pytest.raises(
+        ConfigError, match=r"critic.path is .*/critic, and nothing reads it: .* set algorithm.name to ppo"
+    ):
+        check(folder, tiny_dir, f"critic.path={critic}")
+    with pytest.raises(ConfigError, match=r"critic\.path is /no/such: no such folder"):
+        check(folder, tiny_dir, ppo, clip, "critic.path=/no/such")
+    file = critic / "config.json"
+    hf_config = json.loads(file.read_text())
+    hf_config["text_config"]["num_hidden_layers"] += 1
+    file.write_text(json.dumps(hf_config))
+    with pytest.raises(ConfigError, match=r"critic.path is .* has text_config.num_hidden_layers .* a critic needs the"):
+        check(folder, tiny_dir, ppo, clip, f"critic.path={critic}")
+
+
+def test_the_disk_must_have_room_for_the_critic_too(
+    folder: Path, tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(file.stat().st_size for file in tiny_dir.glob("*.safetensors"))  # 4 bytes a parameter, and a header
+    free = type(shutil.disk_usage(tmp_path))(10 * size, 0, 4 * size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    check(folder, tiny_dir)
+    with pytest.raises(ConfigError, match="a checkpoint of this model takes"):
+        check(folder, tiny_dir, "algorithm.name=ppo", "algorithm.clip_high=null")
