@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from models.compat.megatron_core import parallel_state
-from models.freeze import Part, freeze
+from models.freeze import PARTS, Part, freeze, part_of
 from models.layout.parallel import Parallel
 from models.layout.parallel_settings import Recompute, set_recompute
+from models.lora.adapters import Adapters
+from models.lora.settings import LoraSettings
 from models.registry import load_family, load_recipe
 from models.sequence.media_tokens import TokenLayout
 from models.sequence.mrope import MRope
@@ -37,6 +39,8 @@ class Built:
     table: WeightTable
     files: CheckpointFiles
     layout: TokenLayout
+    adapters: Adapters | None
+    """Those of LoRA; None without."""
 
 
 def build(
@@ -48,8 +52,16 @@ def build(
     recompute: Recompute = "none",
     frozen: Collection[Part] = (),
     tower_always_runs: bool = False,
+    lora: LoraSettings | None = None,
+    seed: int = 0,
 ) -> Built:
-    """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this."""
+    """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this.
+
+    With `lora` all of the model is frozen but its adapters, which `seed` begins.
+    """
+    if lora is not None and frozen:
+        raise ValueError(f"train.freeze names {', '.join(frozen)}, but LoRA freezes all weights; leave it out")
+    untrained = frozen if lora is None else set(PARTS) - lora.parts
     family = load_family(model_dir)
     hf_config = family.config.from_pretrained(model_dir)
     files = CheckpointFiles(model_dir)
@@ -66,7 +78,7 @@ def build(
             sum_group=parallel_state.get_context_parallel_group(),
         )
         tower.always_runs = tower_always_runs
-        if recompute == "full" and "tower" not in frozen:
+        if recompute == "full" and "tower" not in untrained:
             tower.recompute()
     config = family.transformer_config(hf_config, parallel, dtype)
     set_recompute(config, recompute)
@@ -89,11 +101,17 @@ def build(
         expert_ranks=parallel.etp,
     )
     table = WeightTable(family.rules(hf_config, files), shapes)
-    weights = ShardedWeights(model, table)
+    adapters = Adapters(list(model), lora, rules=table, part_of=part_of, seed=seed) if lora else None
+    weights = ShardedWeights(model, table, merged=adapters.merged) if adapters else ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
     check_finite([name for chunk in model for name in table.load(chunk, files)], files)
     return Built(
-        model=model.to(device), weights=weights, table=table, files=files, layout=family.token_layout(hf_config)
+        model=model.to(device),
+        weights=weights,
+        table=table,
+        files=files,
+        layout=family.token_layout(hf_config),
+        adapters=adapters,
     )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from models.freeze import Part
     from models.layout.parallel_settings import Recompute
+    from models.lora.settings import LoraSettings
     from yatt_mm.protocol.published import Carrier
 
 
@@ -43,6 +44,8 @@ class TrainSpec:
     """The folders of the reference models; None if nothing reads them."""
     skipped_dir: str
     """The folder for what skipped updates were computed from."""
+    lora: LoraSettings | None = None
+    """The adapters that are trained; None trains the weights."""
     cores: tuple[int, ...] = ()
     """The processor cores of the rank; none leaves the choice to the system."""
 

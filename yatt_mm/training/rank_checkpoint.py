@@ -29,6 +29,7 @@ from models.compat.megatron_core import (
     ShardedTensorFactory,
     parallel_state,
 )
+from models.lora.adapters import Adapters
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import note_written
 from yatt_mm.common.writing import writing
@@ -40,6 +41,7 @@ WEIGHT = "weight"
 OF_OPTIMIZER = {WEIGHT: "param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 """[kind of tensor in a checkpoint] what the optimizer calls it."""
 NUM_UPDATES = "num_updates"
+LORA = "train.lora"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +91,12 @@ class _Parameter:
 class PendingSave:
     """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part."""
 
-    def __init__(self, directory: Path, pieces: Sequence[Piece], num_updates: int) -> None:
+    def __init__(self, directory: Path, pieces: Sequence[Piece], settings: dict[str, str]) -> None:
         self.nbytes = sum(piece.values.nbytes for piece in pieces)
         """The bytes that this rank holds in host memory and writes."""
         self._directory = directory
         self._pieces = pieces
-        self._num_updates = num_updates
+        self._settings = settings
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"save {directory}", daemon=True)
         self._thread.start()
@@ -115,11 +117,15 @@ class PendingSave:
         self._pieces = ()
 
     def _write(self, path: Path) -> None:
-        note_written(path, write_part(path, self._pieces, {NUM_UPDATES: str(self._num_updates)}))
+        note_written(path, write_part(path, self._pieces, self._settings))
 
 
 def start_save(
-    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, num_updates: int
+    directory: Path,
+    model: torch.nn.ModuleList,
+    optimizer: MegatronOptimizer,
+    num_updates: int,
+    adapters: Adapters | None = None,
 ) -> PendingSave:
     """Begin to write this rank's part of the training state into `directory` (made if missing). Every rank calls it,
     with the same path.
@@ -130,19 +136,23 @@ def start_save(
         make_state(optimizer)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    return PendingSave(directory, list(_pieces(model, optimizer)), num_updates)
+    settings = {NUM_UPDATES: str(num_updates), **_lora_settings(adapters)}
+    return PendingSave(directory, list(_pieces(_parameters(model, adapters), optimizer)), settings)
 
 
 @torch.no_grad()
-def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
+def load_checkpoint(
+    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, adapters: Adapters | None = None
+) -> int:
     """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it.
 
     Raises:
-        CheckpointError: the checkpoint is not finished, or is one of another model.
+        CheckpointError: the checkpoint is not finished, or is one of another model, or of other adapters.
     """
     parts = Parts(directory)
+    _check_lora(parts.settings, _lora_settings(adapters))
     make_state(optimizer)
-    parameters = _parameters(model)
+    parameters = _parameters(model, adapters)
     for parameter in parameters.values():
         _read(parts, WEIGHT, parameter, 0, parameter.data.numel(), parameter.data)
     num_updates = int(parts.settings[NUM_UPDATES])
@@ -183,9 +193,8 @@ def _check_missing(parts: Parts, kind: str, place: _Place, box: Box, num_filled:
         )
 
 
-def _pieces(model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> Iterator[Piece]:
+def _pieces(parameters: dict[int, _Parameter], optimizer: MegatronOptimizer) -> Iterator[Piece]:
     """Yield what this rank writes, as copies in host memory."""
-    parameters = _parameters(model)
     trained: set[int] = set()
     for distributed in optimizer.chained_optimizers:
         trained.update(map(id, distributed.model_param_group_index_map))
@@ -224,7 +233,30 @@ def _owned(distributed: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
                     yield param, ranges["param"].start, ranges["param"].end
 
 
-def _parameters(model: torch.nn.ModuleList) -> dict[int, _Parameter]:
+def _lora_settings(adapters: Adapters | None) -> dict[str, str]:
+    """Return the settings of LoRA as texts, by their keys in the config; none without LoRA."""
+    if adapters is None:
+        return {}
+    settings = adapters.settings
+    return {
+        f"{LORA}.rank": str(settings.rank),
+        f"{LORA}.alpha": f"{settings.alpha:g}",
+        f"{LORA}.targets": ", ".join(sorted(settings.targets)),
+    }
+
+
+def _check_lora(saved: dict[str, str], wanted: dict[str, str]) -> None:
+    """Raise CheckpointError unless a checkpoint was saved with the same settings of LoRA."""
+    for key in sorted({key for key in saved if key.startswith(f"{LORA}.")} | wanted.keys()):
+        if saved.get(key) != wanted.get(key):
+            before, now = (settings.get(key, "not set") for settings in (saved, wanted))
+            raise CheckpointError(
+                f"{key} was {before} when the checkpoint was saved, and is {now}: set it back, or start a new run from "
+                "the exported model"
+            )
+
+
+def _parameters(model: torch.nn.ModuleList, adapters: Adapters | None) -> dict[int, _Parameter]:
     """Return the tensors of a rank's model by the `id` of each."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {"singleton_local_shards": False, "dp_cp_group": group}
@@ -238,6 +270,14 @@ def _parameters(model: torch.nn.ModuleList) -> dict[int, _Parameter]:
             found[id(entry.data)] = _Parameter(
                 data=entry.data, places=tuple(_places(entry)), is_first_copy=pp == 0 and tp == 0, replica=dp
             )
+    for matrix in adapters.matrices() if adapters else ():  # megatron takes those that are cut for whole ones
+        places = tuple(
+            _Place(key=matrix.name, shape=part.shape, offset=part.offset, start=part.start, may_grow=False)
+            for part in matrix.stretches
+        )
+        found[id(matrix.param)] = _Parameter(
+            data=matrix.param, places=places, is_first_copy=matrix.is_first_copy, replica=group.rank()
+        )
     return found
 
 

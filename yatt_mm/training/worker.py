@@ -116,6 +116,7 @@ class TrainWorker:
             seed=spec.seed,
             recompute=spec.recompute,
             freeze=spec.freeze,
+            lora=spec.lora,
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
         if spec.references is not None:
