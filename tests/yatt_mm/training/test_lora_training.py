@@ -39,21 +39,22 @@ CURVES: dict[str, tuple[Parallel, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, deep_folder: Path) -> Any:
-    """Return a function that gives what one rank alone computes with some targets."""
-    done: dict[LoraSettings, dict[str, Any]] = {}
+def alone(ranks: RankPool) -> Any:
+    """Return a function that gives what one rank alone computes of a model with some targets."""
+    done: dict[tuple[Path, LoraSettings], dict[str, Any]] = {}
 
-    def of(lora: LoraSettings) -> dict[str, Any]:
-        if lora not in done:
-            done[lora] = ranks.run(1, lora_jobs.trained, deep_folder, Parallel(), SETTINGS | {"lora": lora})[0]
-        return done[lora]
+    def of(folder: Path, lora: LoraSettings) -> dict[str, Any]:
+        key = folder, lora
+        if key not in done:
+            done[key] = ranks.run(1, lora_jobs.trained, folder, Parallel(), SETTINGS | {"lora": lora})[0]
+        return done[key]
 
     return of
 
 
-def test_adapters_alone_are_trained_and_have_optimizer_state(alone: Any) -> None:
+def test_adapters_alone_are_trained_and_have_optimizer_state(alone: Any, deep_folder: Path) -> None:
     for lora in (EVERYWHERE, TOWER):
-        found = alone(lora)
+        found = alone(deep_folder, lora)
         before, after = found["base"]
         assert all(np.array_equal(before[name], after[name]) for name in before)
         assert found["num_trained"] <= found["num_states"] < found["num_trained"] + 1024  # padding
@@ -69,15 +70,37 @@ def test_curves_do_not_depend_on_the_layout(
     case: str, lora: LoraSettings, ranks: RankPool, deep_folder: Path, alone: Any
 ) -> None:
     parallel, given = CURVES[case]
-    wanted = alone(lora)
+    wanted = alone(deep_folder, lora)
     for found in ranks.run(
         parallel.world_size, lora_jobs.trained, deep_folder, parallel, SETTINGS | given | {"lora": lora}
     ):
-        assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
-        assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
-        for name, matrix in wanted["matrices"].items():
-            assert np.array_equal(found["matrices"][name], matrix), name
-            assert matrix.any() == (".lora_A." in name)
+        check_same(found, wanted)
+
+
+@pytest.mark.parametrize("lora", [LANGUAGE, TOWER], ids=["language", "tower"])
+def test_replicas_that_share_experts_have_the_same_curve_though_one_sees_text_alone(
+    lora: LoraSettings, ranks: RankPool, experts_folder: Path, alone: Any
+) -> None:
+    wanted = alone(experts_folder, lora)
+    for found in ranks.run(2, lora_jobs.trained, experts_folder, EP2, SETTINGS | {"lora": lora}):
+        check_same(found, wanted)
+
+
+def check_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+    assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
+    for name, matrix in wanted["matrices"].items():
+        assert np.array_equal(found["matrices"][name], matrix), name
+        assert matrix.any() == (".lora_A." in name)
+
+
+def test_memory_that_is_released_between_updates_changes_no_bit(ranks: RankPool, untied_folder: Path) -> None:
+    arguments = (untied_folder, TP2_SP, 3, SETTINGS)
+    plain = ranks.run(2, jobs.train, *arguments)[0]
+    released = ranks.run(2, jobs.train_with_releases, *arguments)[0]
+    assert released["losses"] == plain["losses"] and released["norms"] == plain["norms"]
+    assert all(np.array_equal(released["weights"][name], plain["weights"][name]) for name in plain["weights"])
+    assert released["left"] == [0, 0, 0]
 
 
 MOVES = {
