@@ -6,7 +6,7 @@ in `yatt_mm`, and pixels come from `dataplane`; this package gives recipes as da
 A new family is a folder that gives `FAMILY` (`family.py`), a line in `registry.py`, its vision tower in `flops.py` and,
 if it takes videos, its rules in `recipes/media_recipes.py`.
 
-May import: compat, decoder, layout, sequence, vision, weights.
+May import: compat, decoder, layout, lora, sequence, vision, weights.
 """
 
 from models import compat

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from models.compat.megatron_core import parallel_state
-from models.freeze import Part, freeze
+from models.freeze import PARTS, Part, freeze, part_of
 from models.layout.parallel import Parallel
 from models.layout.parallel_settings import Recompute, set_recompute
+from models.lora.adapters import Adapters
+from models.lora.settings import LoraSettings
 from models.registry import load_family, load_recipe
 from models.sequence.media_tokens import TokenLayout
 from models.sequence.mrope import MRope
@@ -38,6 +40,8 @@ class Built:
     table: WeightTable
     files: CheckpointFiles
     layout: TokenLayout
+    adapters: Adapters | None
+    """Those of LoRA; None without."""
 
 
 def build(
@@ -50,10 +54,17 @@ def build(
     frozen: Collection[Part] = (),
     tower_always_runs: bool = False,
     scores: Scores = "logprobs",
+    lora: LoraSettings | None = None,
+    seed: int = 0,
 ) -> Built:
     """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this.
 
-    A model that scores `values` does not read the folder's head, and begins with a new one."""
+    A model that scores `values` does not read the folder's head, and begins with a new one. With `lora` all of the
+    model is frozen but its adapters, which `seed` begins.
+    """
+    if lora is not None and frozen:
+        raise ValueError(f"train.freeze names {', '.join(frozen)}, but LoRA freezes all weights; leave it out")
+    untrained = frozen if lora is None else set(PARTS) - lora.parts
     family = load_family(model_dir)
     hf_config = family.config.from_pretrained(model_dir)
     files = CheckpointFiles(model_dir)
@@ -70,7 +81,7 @@ def build(
             sum_group=parallel_state.get_context_parallel_group(),
         )
         tower.always_runs = tower_always_runs
-        if recompute == "full" and "tower" not in frozen:
+        if recompute == "full" and "tower" not in untrained:
             tower.recompute()
     config = family.transformer_config(hf_config, parallel, dtype)
     set_recompute(config, recompute)
@@ -94,12 +105,18 @@ def build(
     )
     is_critic = scores == "values"
     table = WeightTable([*family.rules(hf_config, files), *[VALUE_HEAD] * is_critic], shapes)
-    weights = ShardedWeights(model, table)
+    adapters = Adapters(list(model), lora, rules=table, part_of=part_of, seed=seed) if lora else None
+    weights = ShardedWeights(model, table, merged=adapters.merged) if adapters else ShardedWeights(model, table)
     unread = [name for name in files.names if name in HEADS] if is_critic else []
     check_names([*(meta.name for meta in weights.metadata()), *unread], files)
     check_finite([name for chunk in model for name in table.load(chunk, files)], files)
     return Built(
-        model=model.to(device), weights=weights, table=table, files=files, layout=family.token_layout(hf_config)
+        model=model.to(device),
+        weights=weights,
+        table=table,
+        files=files,
+        layout=family.token_layout(hf_config),
+        adapters=adapters,
     )
 
 

@@ -73,11 +73,17 @@ class Operations:
 
 
 def count_operations(
-    config_json: Mapping[str, Any], *, freeze: Collection[Part] = (), recompute: Recompute = "none"
+    config_json: Mapping[str, Any],
+    *,
+    freeze: Collection[Part] = (),
+    adapted: Collection[str] | None = None,
+    recompute: Recompute = "none",
 ) -> Operations:
     """Return the operations of the model of a Hugging Face config.json.
 
-    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. With
+    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. `adapted`:
+    with LoRA the parts in which layers have adapters. Then no weight has a gradient, and the adapters' own operations,
+    one in a hundred or so, do not count. With
     `recompute` full, the layers of decoder and trained tower run forward twice; selective, the decoder's attention.
 
     Raises:
@@ -91,8 +97,10 @@ def count_operations(
         )
     text = {**config_json, **config_json.get("text_config", {})}
     tower = TOWERS[family](config_json)
-    embeds_learn = len({"tower", "merger"} & set(freeze)) < 2
-    backward = _backward(trained="language" not in freeze, learns_below=embeds_learn or "language" not in freeze)
+    learning = {"tower", "merger", "language"} - set(freeze) if adapted is None else set(adapted)
+    trained = learning if adapted is None else set[str]()
+    embeds_learn = bool({"tower", "merger"} & learning)
+    backward = _backward(trained="language" in trained, learns_below=embeds_learn or "language" in learning)
     linear_passes = 1 + backward + (recompute == "full")
     attention_passes = 1 + ATTENTION_BACKWARD + (recompute != "none")
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
@@ -101,7 +109,7 @@ def count_operations(
         per_token=2 * linear_passes * _decoder_weights(text),
         per_token_pair=round(4 * attention_passes * layers * attention_width),
         per_scored=2 * HEAD_PASSES * hidden * text["vocab_size"],
-        **_tower_operations(tower, freeze, runs_twice=recompute == "full" and "tower" not in freeze),
+        **_tower_operations(tower, trained, learning, runs_twice=recompute == "full" and "tower" in learning),
         window=tower.window,
         num_class_tokens=tower.num_class_tokens,
     )
@@ -131,13 +139,17 @@ class Tower:
     """The number of class tokens, in addition to the patches of each frame."""
 
 
-def _tower_operations(tower: Tower, freeze: Collection[Part], *, runs_twice: bool) -> dict[str, int]:
-    trains_tower, trains_merger = "tower" not in freeze, "merger" not in freeze
-    blocks = (1 + 2 * trains_tower) * tower.block_weights
+def _tower_operations(
+    tower: Tower, trained: Collection[str], learning: Collection[str], *, runs_twice: bool
+) -> dict[str, int]:
+    """Return the tower's operations. Parts that are `trained` have gradients of weights; those that are `learning`
+    have gradients that go through them."""
+    trains_tower, learns_tower = "tower" in trained, "tower" in learning
+    blocks = (1 + _backward(trained=trains_tower, learns_below=learns_tower)) * tower.block_weights
     blocks += runs_twice * (tower.block_weights - tower.last_weights)
     # a merger begins with a norm, which is trained as well
-    merger_passes = 1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger)
-    pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower + runs_twice))
+    merger_passes = 1 + _backward(trained="merger" in trained, learns_below=learns_tower or "merger" in learning)
+    pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * learns_tower + runs_twice))
     return {
         # the gradient of pixels is not needed
         "per_patch": 2 * (1 + trains_tower) * tower.embedding_weights

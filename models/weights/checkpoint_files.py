@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -62,13 +62,19 @@ class CheckpointFiles:
         first = self._file_with(name).get_slice(name)
         return torch.empty(0, dtype=_DTYPES[first.get_dtype()]).dtype
 
-    def write_like(self, directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def write_like(
+        self,
+        directory: Path,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        *,
+        also: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
         """Write a folder with the same files: names, shapes, dtypes, shards and companions are those of this
         checkpoint, and the values come from `tensors`.
 
         Each tensor is written when `tensors` yields it, so one at a time is in memory. An older folder is replaced only
-        when the new one is complete. If writing fails, `tensors` is still read to its end, because other ranks take
-        part in giving them.
+        when the new one is complete; `also` writes more into it before that. If writing fails, `tensors` is still read
+        to its end, because other ranks take part in giving them.
         """
         coming = iter(tensors)
         try:
@@ -77,6 +83,7 @@ class CheckpointFiles:
                 for companion in (INDEX, *COMPANIONS):
                     if (self.model_dir / companion).is_file():
                         shutil.copyfile(self.model_dir / companion, partial / companion)
+                also(partial)
         except Exception:
             for _ in coming:
                 pass

@@ -7,7 +7,7 @@ describes the tensors, and iterating gives them. If all ranks share the target m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +22,26 @@ class ShardedWeights:
     """The model's weights as Hugging Face tensors, gathered from the ranks. Each iteration reads the present
     parameters. The ranks agree once, at the beginning, on which of them sends what."""
 
-    def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
-        """`chunks` are this rank's parts of the model. All ranks of `export_plan.holders()` must call this together."""
+    def __init__(
+        self,
+        chunks: Iterable[torch.nn.Module],
+        table: WeightTable,
+        *,
+        of_adapters: bool = False,
+        merged: Callable[[Held], Held] = lambda held: held.detach(),
+    ) -> None:
+        """`chunks` are this rank's parts of the model. All ranks of `export_plan.holders()` must call this together.
+
+        `of_adapters`: the tensors are LoRA's matrices alone. `merged` gives the value of a parameter that is exported,
+        in which an adapter may be merged.
+        """
+        self._chunks = chunks
         self._table = table
-        self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}
-        self._planned = plan(chunks, table)
+        self._merged = merged
+        self._parameters = {
+            name: held for chunk in chunks for name, held in global_names(chunk, of_adapters=of_adapters)
+        }
+        self._planned = plan(self._parameters, table)
         self._metadata = metadata(self._planned, table)
         self._group = holders()
 
@@ -42,10 +57,10 @@ class ShardedWeights:
         """
         if self._group.size() == 1:
             for shards in self._planned:
-                yield from self._join(shards, [self._own[shards.name].detach()])
+                yield from self._join(shards, [self._own(shards.name)])
             return
         bundles = list(buckets(self._planned))
-        buffers = _Buffers(bundles, next(iter(self._own.values())).device)
+        buffers = _Buffers(bundles, next(next(iter(self._chunks)).parameters()).device)
         under_way: list[_Transfer] = []
         for bucket in bundles:
             # if the consumer changes streams, as vLLM's does, the last reads of the buffer were on another stream
@@ -62,7 +77,7 @@ class ShardedWeights:
         contains it."""
         for shards in self._planned:
             if self._group.rank() in shards.owners:
-                held = self._own[shards.name].detach()
+                held = self._own(shards.name)
                 parts = held.params if isinstance(held, ExpertStack) else [held]
                 yield from ((shards.match.names[0], part) for part in parts)
 
@@ -80,11 +95,15 @@ class ShardedWeights:
             match, position = shards.match, shards.owners.index(rank)
             if match.kind == "rep" and position:
                 continue
-            param = self._own[shards.name].detach()
+            param = self._own(shards.name)
             for names in (match.names, *((copy,) for copy in match.copies)):
                 tensors = [full[name] for name in names]
                 parts = self._table.common_parts(match, param, tensors, position, len(shards.owners))
                 yield from ((names[0], source, place) for source, place in parts)
+
+    def _own(self, name: str) -> Held:
+        """Return the present value of a parameter of this rank."""
+        return self._merged(self._parameters[name])
 
     def _finish(self, transfer: _Transfer) -> Iterator[tuple[str, torch.Tensor]]:
         for work in transfer.works:
@@ -150,7 +169,7 @@ class _Buffers:
 
 
 def _start(
-    bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, Held], group: dist.ProcessGroup
+    bucket: list[Shards], gathered: torch.Tensor, own: Callable[[str], Held], group: dist.ProcessGroup
 ) -> _Transfer:
     """Copy this rank's shards to their places and begin to send them, without waiting."""
     owners = bucket[0].owners
@@ -158,7 +177,7 @@ def _start(
         position = owners.index(group.rank())
         flat = gathered[position]
         for shards, place in zip(bucket, flat.split([shards.numel for shards in bucket]), strict=True):
-            copy_whole(own[shards.name].detach(), place.view(shards.shape))
+            copy_whole(own(shards.name), place.view(shards.shape))
     if len(owners) == group.size():
         mine = gathered[owners.index(group.rank())]
         work = dist.all_gather_into_tensor(gathered.view(-1), mine, group=group, async_op=True)

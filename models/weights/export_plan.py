@@ -6,14 +6,14 @@ Sending the tensors is in `models.weights.export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from models.compat.megatron_core import parallel_state
-from models.weights.load import Match, WeightTable, global_names, shard_group
+from models.weights.load import Held, Match, WeightTable, shard_group
 
 BUCKET_BYTES = 64 * 2**20
 """The bytes of each rank's shards that are sent together. Two buckets are in flight at a time."""
@@ -48,7 +48,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Report:
     """One rank's report about its parameters."""
 
     stage: int
@@ -76,19 +76,14 @@ def replica() -> tuple[int, int]:
     return group.rank(), group.size()
 
 
-def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
-    """Return every exported parameter, in the same order on all ranks. All ranks of `holders()` must call this
-    together."""
+def plan(own: Mapping[str, Held], table: WeightTable) -> list[Shards]:
+    """Return every exported parameter, in the same order on all ranks. `own` are this rank's, by their global names.
+    All ranks of `holders()` must call this together."""
     group = holders()
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    params = [
-        (name, tuple(param.shape), param.dtype)
-        for chunk in chunks
-        for name, param in global_names(chunk)
-        if table.match(name).is_exported
-    ]
-    held: list[_Held] = [_Held(0, [])] * group.size()
-    dist.all_gather_object(held, _Held(stage, params), group=group)
+    params = [(name, tuple(param.shape), param.dtype) for name, param in own.items() if table.match(name).is_exported]
+    held: list[_Report] = [_Report(0, [])] * group.size()
+    dist.all_gather_object(held, _Report(stage, params), group=group)
     return [
         shards
         for stage in range(1 + max(item.stage for item in held))

@@ -20,6 +20,9 @@ from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shape
 
 Held = torch.Tensor | ExpertStack
 """The object that a rank holds under one of megatron's names: a parameter or a stack of experts."""
+LORA_A, LORA_B = "lora_A", "lora_B"
+"""The names of the matrices of an adapter in its layer."""
+OF_ADAPTERS = (f".{LORA_A}", f".{LORA_B}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,11 @@ class WeightTable:
         for pattern, rule in self._compiled:
             found = pattern.fullmatch(name)
             if found:
-                names = tuple(template.format(**found.groupdict()) for template in rule.hugging_face)
-                return Match(names, rule.kind, rule.is_exported, rule.copies, rule.experts)
+                names, copies = (
+                    tuple(template.format(**found.groupdict()) for template in templates)
+                    for templates in (rule.hugging_face, rule.copies)
+                )
+                return Match(names, rule.kind, rule.is_exported, copies, rule.experts)
         raise KeyError(f"no rule for the parameter {name}")
 
     def full_shapes(self, match: Match, shard: Shape, num_ranks: int) -> list[Shape]:
@@ -143,13 +149,14 @@ def check_finite(spoilt: Collection[str], files: CheckpointFiles) -> None:
         )
 
 
-def global_names(model: torch.nn.Module) -> Iterator[tuple[str, Held]]:
-    """Yield this rank's parameters, with layers numbered over the whole pipeline; experts of a layer are one stack."""
-    layers: torch.nn.ModuleList = model.get_submodule("language_model.decoder.layers")  # type: ignore[assignment]
-    offset = int(layers[0].layer_number) - 1 if len(layers) else 0  # type: ignore[arg-type]
+def global_names(model: torch.nn.Module, *, of_adapters: bool = False) -> Iterator[tuple[str, Held]]:
+    """Yield this rank's parameters, with layers numbered over the whole pipeline; experts of a layer are one stack.
+    LoRA's adapters are left out, or with `of_adapters` all others."""
     stacks: dict[str, list[torch.nn.Parameter]] = {}
     for name, param in model.named_parameters():
-        name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + offset), name)
+        if name.endswith(OF_ADAPTERS) != of_adapters:
+            continue
+        name = global_name(model, name)
         stack, num_found = re.subn(r"(?<=\.experts\.)local_experts\.\d+\.", "", name)
         if num_found:
             stacks.setdefault(stack, []).append(param)
@@ -157,6 +164,13 @@ def global_names(model: torch.nn.Module) -> Iterator[tuple[str, Held]]:
             yield name, param
     for name, params in stacks.items():
         yield name, ExpertStack(params)
+
+
+def global_name(model: torch.nn.Module, name: str) -> str:
+    """Return the name of a parameter or a module of `model` with its layer numbered over the whole pipeline."""
+    layers: torch.nn.ModuleList = model.get_submodule("language_model.decoder.layers")  # type: ignore[assignment]
+    offset = int(layers[0].layer_number) - 1 if len(layers) else 0  # type: ignore[arg-type]
+    return re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + offset), name)
 
 
 def _check_shapes(

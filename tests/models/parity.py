@@ -76,7 +76,7 @@ def write_reference(folder: Path) -> Path:
         entropies.append(entropy.detach().numpy())
     loss.backward()
     names = load_file(folder / "model.safetensors").keys()
-    gradients = {_saved_name(name, names): _saved_grad(name, param) for name, param in model.named_parameters()}
+    gradients = {saved_name(name, names): _saved_grad(name, param) for name, param in model.named_parameters()}
     reference = Reference(logprobs=logprobs, entropies=entropies, gradients=gradients)
     (folder / "reference.pickle").write_bytes(pickle.dumps(reference))
     return folder
@@ -174,7 +174,7 @@ def _saved_grad(name: str, param: torch.nn.Parameter) -> np.ndarray:
     return (param.grad.transpose(1, 2) if ".experts." in name else param.grad).numpy()
 
 
-def _saved_name(name: str, saved: object) -> str:
+def saved_name(name: str, saved: object) -> str:
     """Return a parameter's name in a checkpoint. Some checkpoints have the prefixes of older releases."""
     assert isinstance(saved, type({}.keys()))
     old = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")

@@ -55,7 +55,7 @@ NAMED = (
         claim="the exported folder holds what was trained",
         test=f"{LEARNING}test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transformers",
         path="yatt_mm/training/megatron_engine.py",
-        before="self._files.write_like(directory, PROGRESS.ticking(self.weights))",
+        before="self._files.write_like(directory, PROGRESS.ticking(self.weights), also=adapter)",
         after="self._files.write_like(directory, [(n, t * 1.0001 if t.dim() == 1 else t) for n, t in self.weights])",
     ),
     Named(
@@ -92,6 +92,20 @@ NAMED = (
         path="yatt_mm/training/offload.py",
         before="            self._from_host(Holding.WEIGHTS, storages)",
         after="            pass",
+    ),
+    Named(
+        claim="the exported adapter on the base model is the merged model",
+        test="tests/yatt_mm/training/test_lora.py",
+        path="models/lora/adapter.py",
+        before="self.a.float(), alpha=self.scale)",
+        after="self.a.float(), alpha=1.0)",
+    ),
+    Named(
+        claim="with LoRA the reference is the base without adapters",
+        test="tests/yatt_mm/training/test_lora_training.py",
+        path="yatt_mm/training/megatron_engine.py",
+        before="with self._adapters.off() if self._adapters else nullcontext():",
+        after="with nullcontext():",
     ),
     Named(
         claim="the policy becomes the reference when it is time",

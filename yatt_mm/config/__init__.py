@@ -7,5 +7,6 @@ has the whole tree and what follows from it, `yaml_file.py` reading and error me
 A key's type, range and default are in its section. What must hold between keys, or on disk, is checked in
 `yatt_mm.preflight`.
 
-May import: algorithms, batching, common, models.layout, models.recipes, models.weights, placement, protocol.
+May import: algorithms, batching, common, models.layout, models.lora, models.recipes, models.weights, placement,
+protocol.
 """

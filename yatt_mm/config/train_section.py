@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from models.lora.settings import LoraSettings
 from yatt_mm.config.values import Count, Duration, Section
 from yatt_mm.protocol.adam_settings import Schedule
 
+PARTS = ("tower", "merger", "language")
+"""The parts of a model."""
 SCHEDULE_READS: dict[Schedule | None, dict[str, float | None]] = {
     None: {"warmup_steps": 0, "lr_final_frac": 1.0},
     "constant": {},
@@ -48,6 +51,39 @@ class ParallelSection(Section):
     """Ranks over which each expert's matrices are cut; 1 for models without experts."""
     dp: Count | None = None
     """The number of data-parallel replicas; by default the devices that tp, pp and cp leave."""
+
+
+class LoraSection(Section):
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Above 0, all weights are frozen, and beside each target's weight the product of two matrices of this rank is
+    trained (LoRA). docs/lora.md says what is exported."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """The product is multiplied by alpha / rank."""
+    targets: Annotated[list[str], Field(min_length=1)] = ["language"]
+    """The linear layers with such a product: those of the parts `language`, `tower` and `merger`, or single ones such
+    as `language.q_proj` and `tower.qkv`, named after their part and as in Hugging Face's model."""
+
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, targets: list[str]) -> list[str]:
+        for target in targets:
+            if target.partition(".")[0] not in PARTS:
+                raise ValueError(
+                    f"{target} does not begin with a part of the model; write language.{target}, tower.{target} or "
+                    f"merger.{target}, or a part alone, which is all of its linear layers"
+                )
+        return targets
+
+    @model_validator(mode="after")
+    def _check_rank(self) -> Self:
+        given = [name for name in self.model_dump(exclude_defaults=True) if name != "rank"]
+        if not self.rank and given:
+            raise ValueError(f"{given[0]} is given, and rank is 0, which trains all weights; set rank, such as 8")
+        return self
+
+    def settings(self) -> LoraSettings | None:
+        """Return the settings as training ranks read them; None if all weights are trained."""
+        return LoraSettings(rank=self.rank, alpha=self.alpha, targets=tuple(self.targets)) if self.rank else None
 
 
 class TrainSection(Section):
@@ -94,6 +130,7 @@ class TrainSection(Section):
     freeze: Annotated[list[Literal["tower", "merger", "language"]], Field(max_length=2)] = []
     """Parts that are not trained, two at most: the vision tower, its merger (which makes tokens of patches), the
     language model."""
+    lora: LoraSection = LoraSection()
     overlap_grad_reduce: bool = False
     """True sums gradients over replicas during the backward pass; useful with many replicas on GPUs."""
     parallel: ParallelSection = ParallelSection()
@@ -134,6 +171,20 @@ class TrainSection(Section):
         """The optimizer updates at the end over which `warmup_stable_decay` falls."""
         total = self.steps * self.num_minibatches
         return self.lr_decay_steps or min(total, max(2, total // 10))
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        lora = self.lora.settings()
+        if lora is None:
+            return self
+        if self.freeze:
+            raise ValueError(
+                f"freeze names {self.freeze[0]}, and lora freezes all weights; leave freeze out, and name in "
+                "lora.targets the parts to train"
+            )
+        if others := self.part_lr.keys() - lora.parts:
+            raise ValueError(f"part_lr names {min(others)}, in which lora.targets has no layer; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from models.freeze import Part
     from models.layout.parallel_settings import Recompute
+    from models.lora.settings import LoraSettings
     from yatt_mm.protocol.published import Carrier
 
 
@@ -54,6 +55,8 @@ class TrainSpec:
     """The folder for what skipped updates were computed from."""
     critic: CriticSpec | None = None
     """None for an algorithm without a critic."""
+    lora: LoraSettings | None = None
+    """The adapters that are trained; None trains the weights."""
     cores: tuple[int, ...] = ()
     """The processor cores of the rank; none leaves the choice to the system."""
 

@@ -138,7 +138,10 @@ class Crew:
             ranks=self._of_pool("train"),
             parallel=config.parallel(),
             operations=count_operations(
-                read_config(Path(config.model.path)), freeze=config.train.freeze, recompute=config.train.recompute
+                read_config(Path(config.model.path)),
+                freeze=config.train.freeze,
+                adapted=lora.parts if (lora := config.train.lora.settings()) else None,
+                recompute=config.train.recompute,
             ),
             placement=site.placement,
             dataplane_uri=site.node.uri,

@@ -85,6 +85,7 @@ def rank_makers(site: Site) -> list[Maker]:
         deadline_s=config.controllers.deadline_s,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
+        lora=train.lora.settings(),
         overlap_grad_reduce=train.overlap_grad_reduce,
         references=config.references,
         skipped_dir=str(config.skipped_dir.absolute()),

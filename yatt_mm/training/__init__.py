@@ -6,6 +6,6 @@ memory.
 `rank_checkpoint.py` saves and loads: `boxes.py` says where the parts of tensors lie, `part_files.py` writes and reads
 them.
 
-May import: algorithms, common, dataplane.client, dataplane.core, models, models.compat, models.layout, models.sequence,
-models.weights, protocol, weights.
+May import: algorithms, common, dataplane.client, dataplane.core, models, models.compat, models.layout, models.lora,
+models.sequence, models.weights, protocol, weights.
 """

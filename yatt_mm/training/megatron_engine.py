@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from models.freeze import Part
 from models.layout.context_parallel import ContextParallel
 from models.layout.parallel import Parallel, check_layout
 from models.layout.parallel_settings import Recompute
+from models.lora.peft_folder import FOLDER, peft_tensors, write_peft_folder
+from models.lora.settings import LoraSettings
 from models.registry import read_config
 from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
@@ -100,6 +102,7 @@ class TrainEngine:
         freeze: Collection[Part] = (),
         overlap_grad_reduce: bool = False,
         scores: Scores = "logprobs",
+        lora: LoraSettings | None = None,
     ) -> None:
         """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks. An engine that
         scores `values`, a critic, is made after that of the policy, in whose parallel groups it works."""
@@ -115,12 +118,14 @@ class TrainEngine:
             recompute=recompute,
             frozen=freeze,
             # replicas that share experts must all have a backward pass, also for text alone
-            tower_always_runs=overlap_grad_reduce or (parallel.ep > 1 and "language" in freeze),
+            tower_always_runs=overlap_grad_reduce or (parallel.ep > 1 and not _trains_language(freeze, lora)),
             scores=scores,
+            lora=lora,
+            seed=seed,
         )
         self._state_name = STATES[scores]
         self._model, self._files, self._layout = built.model, built.files, built.layout
-        self._weights, self._table = built.weights, built.table
+        self._weights, self._table, self._adapters = built.weights, built.table, built.adapters
         self._lr_at = learning_rate(optim)
         self._context = ContextParallel(
             size=parallel.cp,
@@ -156,7 +161,17 @@ class TrainEngine:
     @contextmanager
     def weights_of(self, files: CheckpointFiles) -> Iterator[None]:
         """Compute with the weights of another checkpoint of the same architecture in a `with` block. They take the
-        place of the trained ones, which wait in host memory and come back bit for bit."""
+        place of the trained ones, which wait in host memory and come back bit for bit. With LoRA the weights of the
+        folder that the model came from are there already, and its adapters do nothing for the block."""
+        with self._adapters.off() if self._adapters else nullcontext():
+            if self._adapters and files.model_dir.resolve() == self._files.model_dir.resolve():
+                yield
+                return
+            with self._lent_to(files):
+                yield
+
+    @contextmanager
+    def _lent_to(self, files: CheckpointFiles) -> Iterator[None]:
         with self.memory.lent():
             spoilt: list[str] = []
             for chunk in self._model:
@@ -232,10 +247,14 @@ class TrainEngine:
         states = {}
         for engine in (self, *beside):
             engine.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
-            states[engine._state_name] = TrainState(engine._model, engine._optimizer, engine._num_updates)
+            states[engine._state_name] = engine._state
         self._pending_save = rank_checkpoint.start_save(directory, states)
         if not asynchronous:
             self.finish_save()
+
+    @property
+    def _state(self) -> TrainState:
+        return TrainState(self._model, self._optimizer, self._num_updates, self._adapters)
 
     def finish_save(self) -> None:
         """Wait until this rank's part of the save in progress, if any, is on the disk. Raises OSError if it failed."""
@@ -246,24 +265,33 @@ class TrainEngine:
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""
         self.memory.require(EVERYTHING, "load a checkpoint")
-        self._num_updates = rank_checkpoint.load_checkpoint(
-            directory, self._model, self._optimizer, name=self._state_name
-        )
+        self._num_updates = rank_checkpoint.load_checkpoint(directory, self._state, name=self._state_name)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face folder like the folder that the model came from, with the present weights. An incomplete
-        folder never has the final name.
+        """Write a Hugging Face folder like the folder that the model came from, with the present weights. With LoRA its
+        adapters are merged into them, and a folder inside has them in PEFT's form. An incomplete folder never has the
+        final name.
 
         If it cannot be written, only rank 0 raises: the other ranks have then given their part and continue.
         """
         try:
+            adapter = self._adapter_folder()
             if dist.get_rank() == 0:
-                self._files.write_like(directory, PROGRESS.ticking(self.weights))
+                self._files.write_like(directory, PROGRESS.ticking(self.weights), also=adapter)
             else:
                 for _ in PROGRESS.ticking(self.weights):
                     pass
         finally:
             dist.barrier()
+
+    def _adapter_folder(self) -> Callable[[Path], None]:
+        """Gather the adapters, and return what writes them into a model's folder."""
+        if self._adapters is None:
+            return lambda folder: None
+        matrices, layers = PROGRESS.ticking(self._adapters.weights), self._adapters.layers
+        tensors = peft_tensors(matrices, layers if dist.get_rank() == 0 else ())
+        settings, base = self._adapters.settings, self._files.model_dir
+        return lambda folder: write_peft_folder(folder / FOLDER, tensors, settings, base)
 
     def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
         """Run forward, and backward with a loss; return what the last stage computed for the scored
@@ -308,3 +336,7 @@ class TrainEngine:
         else:
             loss, scored.metrics = loss_fn(*output, loss_inputs(samples, self._device))
         return loss, torch.ones((), dtype=torch.int, device=self._device), scored
+
+
+def _trains_language(freeze: Collection[Part], lora: LoraSettings | None) -> bool:
+    return "language" in lora.parts if lora else "language" not in freeze

@@ -30,6 +30,7 @@ from models.compat.megatron_core import (
     ShardedTensorFactory,
     parallel_state,
 )
+from models.lora.adapters import Adapters
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import note_written
 from yatt_mm.common.writing import writing
@@ -41,6 +42,7 @@ WEIGHT = "weight"
 OF_OPTIMIZER = {WEIGHT: "param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 """[kind of tensor in a checkpoint] what the optimizer calls it."""
 NUM_UPDATES = "num_updates"
+LORA = "train.lora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,12 @@ class TrainState:
     model: torch.nn.ModuleList
     optimizer: MegatronOptimizer
     num_updates: int
+    adapters: Adapters | None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a checkpoint has besides tensors."""
+        return {NUM_UPDATES: str(self.num_updates), **_lora_settings(self.adapters)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,22 +150,20 @@ def start_save(directory: Path, states: Mapping[str, TrainState]) -> PendingSave
     pieces = [
         replace(piece, name=name + piece.name)
         for name, state in states.items()
-        for piece in _pieces(state.model, state.optimizer)
+        for piece in _pieces(_parameters(state.model, state.adapters), state.optimizer)
     ]
-    return PendingSave(
-        directory, pieces, {name + NUM_UPDATES: str(state.num_updates) for name, state in states.items()}
-    )
+    settings = {name + key: text for name, state in states.items() for key, text in state.settings.items()}
+    return PendingSave(directory, pieces, settings)
 
 
 @torch.no_grad()
-def load_checkpoint(
-    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, name: str = ""
-) -> int:
+def load_checkpoint(directory: Path, state: TrainState, *, name: str = "") -> int:
     """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it. `name`: the
     beginning of the names of the model's tensors.
 
     Raises:
-        CheckpointError: the checkpoint is not finished, is one of another model, or has no model of this name.
+        CheckpointError: the checkpoint is not finished, is one of another model or of other adapters, or has no model
+            of this name.
     """
     parts = Parts(directory, name)
     if NUM_UPDATES not in parts.settings:
@@ -165,16 +171,17 @@ def load_checkpoint(
             f"the checkpoint in {directory} has no critic, because its run had another algorithm.name: set that back, "
             "or start a new run from the exported model"
         )
+    _check_lora(parts.settings, _lora_settings(state.adapters))
+    optimizer, parameters = state.optimizer, _parameters(state.model, state.adapters)
     make_state(optimizer)
-    parameters = _parameters(model)
     for parameter in parameters.values():
         _read(parts, WEIGHT, parameter, 0, parameter.data.numel(), parameter.data)
     num_updates = int(parts.settings[NUM_UPDATES])
     for distributed in optimizer.chained_optimizers:
         for param, start, stop in _owned(distributed):
-            state = distributed._get_main_param_and_optimizer_states(param)
-            for kind, name in OF_OPTIMIZER.items():
-                _read(parts, kind, parameters[id(param)], start, stop, state[name])
+            values = distributed._get_main_param_and_optimizer_states(param)
+            for kind, its_name in OF_OPTIMIZER.items():
+                _read(parts, kind, parameters[id(param)], start, stop, values[its_name])
     continue_after(optimizer, num_updates)
     return num_updates
 
@@ -207,9 +214,8 @@ def _check_missing(parts: Parts, kind: str, place: _Place, box: Box, num_filled:
         )
 
 
-def _pieces(model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> Iterator[Piece]:
+def _pieces(parameters: dict[int, _Parameter], optimizer: MegatronOptimizer) -> Iterator[Piece]:
     """Yield what this rank writes, as copies in host memory."""
-    parameters = _parameters(model)
     trained: set[int] = set()
     for distributed in optimizer.chained_optimizers:
         trained.update(map(id, distributed.model_param_group_index_map))
@@ -248,7 +254,30 @@ def _owned(distributed: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
                     yield param, ranges["param"].start, ranges["param"].end
 
 
-def _parameters(model: torch.nn.ModuleList) -> dict[int, _Parameter]:
+def _lora_settings(adapters: Adapters | None) -> dict[str, str]:
+    """Return the settings of LoRA as texts, by their keys in the config; none without LoRA."""
+    if adapters is None:
+        return {}
+    settings = adapters.settings
+    return {
+        f"{LORA}.rank": str(settings.rank),
+        f"{LORA}.alpha": f"{settings.alpha:g}",
+        f"{LORA}.targets": ", ".join(sorted(settings.targets)),
+    }
+
+
+def _check_lora(saved: dict[str, str], wanted: dict[str, str]) -> None:
+    """Raise CheckpointError unless a checkpoint was saved with the same settings of LoRA."""
+    for key in sorted({key for key in saved if key.startswith(f"{LORA}.")} | wanted.keys()):
+        if saved.get(key) != wanted.get(key):
+            before, now = (settings.get(key, "not set") for settings in (saved, wanted))
+            raise CheckpointError(
+                f"{key} was {before} when the checkpoint was saved, and is {now}: set it back, or start a new run from "
+                "the exported model"
+            )
+
+
+def _parameters(model: torch.nn.ModuleList, adapters: Adapters | None) -> dict[int, _Parameter]:
     """Return the tensors of a rank's model by the `id` of each."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {"singleton_local_shards": False, "dp_cp_group": group}
@@ -262,6 +291,14 @@ def _parameters(model: torch.nn.ModuleList) -> dict[int, _Parameter]:
             found[id(entry.data)] = _Parameter(
                 data=entry.data, places=tuple(_places(entry)), is_first_copy=pp == 0 and tp == 0, replica=dp
             )
+    for matrix in adapters.matrices() if adapters else ():  # megatron takes those that are cut for whole ones
+        places = tuple(
+            _Place(key=matrix.name, shape=part.shape, offset=part.offset, start=part.start, may_grow=False)
+            for part in matrix.stretches
+        )
+        found[id(matrix.param)] = _Parameter(
+            data=matrix.param, places=places, is_first_copy=matrix.is_first_copy, replica=group.rank()
+        )
     return found
 
 

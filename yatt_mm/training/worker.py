@@ -120,7 +120,7 @@ class TrainWorker:
             freeze=spec.freeze,
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
-        self._engine = make_engine(model_dir=Path(spec.model_dir), optim=spec.optim)
+        self._engine = make_engine(model_dir=Path(spec.model_dir), optim=spec.optim, lora=spec.lora)
         if spec.critic is not None:
             engine = make_engine(model_dir=Path(spec.critic.model_dir), optim=spec.critic.optim, scores="values")
             self._critic = Critic(engine, spec.algorithm)

@@ -30,7 +30,7 @@ from yatt_mm.training.train_sample import TrainSample
 from yatt_mm.weights.segment_publisher import SegmentPublisher
 from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
-OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
+OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce", "lora")
 """The settings that are not the optimizer's."""
 GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
 """The samples of four microbatches: images and a video, text alone, images, all kinds."""
@@ -41,9 +41,7 @@ TEXT_LAST = ((0, 1, 6), (2,), (3, 4, 7), (5,))
 def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
     """Return an engine. Without other `settings` it has no weight decay and no clipping."""
     defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
-    of_engine = {
-        name: settings.pop(name) for name in ("recompute", "freeze", "overlap_grad_reduce") if name in settings
-    }
+    of_engine = {name: settings.pop(name) for name in OF_ENGINE if name in settings}
     optim = AdamSettings(**(defaults | settings))
     return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1, **of_engine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.common.torch_flops import count
 from models.flops import TOWERS, count_operations
 from models.layout.parallel import Parallel
+from models.lora.settings import LoraSettings
 from models.registry import FAMILIES
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
@@ -27,10 +29,10 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def counted(rank: int, folder: Path) -> list[list[int]]:
+def counted(rank: int, folder: Path, variants: Sequence[dict[str, Any]] = VARIANTS) -> list[list[int]]:
     """Return [variant][sample] operations of a forward and backward pass over each sample alone."""
     found = []
-    for variant in VARIANTS:
+    for variant in variants:
         optim = AdamSettings(lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
         engine = TrainEngine(model_dir=folder, parallel=Parallel(), optim=optim, seed=1, **variant)
         found.append(
@@ -55,6 +57,23 @@ def test_operations_are_those_that_torch_counts(family: str, ranks: RankPool, tm
             for sample in make_samples(FORMS[family])
         ]
         assert found == planned, variant
+
+
+@pytest.mark.parametrize(
+    ("targets", "recompute"),
+    [(("language",), "none"), (("language", "tower", "merger"), "none"), (("language",), "full")],
+)
+def test_with_lora_they_are_nearly_those_that_torch_counts(
+    targets: tuple[str, ...], recompute: str, ranks: RankPool, untied_folder: Path
+) -> None:
+    config = json.loads((untied_folder / "config.json").read_text())
+    lora = LoraSettings(rank=1, alpha=1.0, targets=targets)
+    operations = count_operations(config, adapted=lora.parts, recompute=recompute)
+    found = ranks.run(1, counted, untied_folder, [{"lora": lora, "recompute": recompute}])[0][0]
+    for sample, counted_ones in zip(make_samples(), found, strict=True):
+        planned = operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum()))
+        # the adapters' own are 7 % of so small a model, and the first layer needs no gradient of its input
+        assert counted_ones == pytest.approx(planned + operations.tower(sample.grid_thw), rel=0.08)
 
 
 def test_every_family_has_its_operations() -> None:
