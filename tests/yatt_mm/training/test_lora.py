@@ -150,3 +150,19 @@ def test_gradients_do_not_depend_on_the_division_into_microbatches(ranks: RankPo
     for found in others:
         for name, gradient in together.items():
             assert np.abs(found[name] - gradient).max() < 1e-5 * np.abs(gradient).max(), name
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_loads_the_exported_adapter_and_merges_it_to_the_exported_model(family: str, exports: Any) -> None:
+    peft = pytest.importorskip("peft", reason="needs the extra parity")
+    folder, export, found = exports(family)
+    base = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = peft.PeftModel.from_pretrained(base, export / FOLDER)
+    with torch.no_grad():
+        for number, logprobs in enumerate(scored_by(model.get_base_model())[0]):
+            assert np.abs(found["logprobs"][number] - logprobs).max() < 1e-5
+    merged = AutoModelForImageTextToText.from_pretrained(export, dtype=torch.float32, attn_implementation="sdpa")
+    ours, theirs = merged.state_dict(), model.merge_and_unload().state_dict()
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - theirs[name]).abs().max() for name in ours) < 1e-6
