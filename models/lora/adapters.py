@@ -81,7 +81,6 @@ class Adapters:
             if chunk.pre_process and "language" in settings.parts and chunk.config.recompute_granularity == "full":
                 # megatron's checkpoint of a layer has a gradient only if its input has one
                 chunk.language_model.embedding.register_forward_hook(_want_gradient)
-
         mine = {name for of_chunk in found for linear in of_chunk for name in _chosen_names(linear, settings)}
         everywhere = [mine] * dist.get_world_size()
         dist.all_gather_object(everywhere, mine)

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu import build_model
 from models.layout.parallel import Parallel
+from models.lora.settings import LoraSettings
 from models.weights.checkpoint_files import CheckpointFiles
 from tests.models import parity
 from tests.yatt_mm.training import jobs
@@ -80,6 +81,20 @@ def test_a_checkpoint_continues_with_the_same_bits(
     assert loaded["losses"] == saved["losses"]
     assert loaded["norms"] == saved["norms"]
     assert all(np.array_equal(loaded["weights"][name], saved["weights"][name]) for name in saved["weights"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_trained_released_merged_and_saved(dtype: str, world: None, folder: Path, tmp_path: Path) -> None:
+    lora = LoraSettings(rank=4, alpha=8.0, targets=("language.q_proj", "language.down_proj", "tower"))
+    settings = SETTINGS | {"dtype": dtype, "lora": lora}
+    plain = jobs.train(0, folder, Parallel(), 3, settings)
+    moved = jobs.train_with_releases(0, folder, Parallel(), 3, settings)
+    saved = jobs.train_and_save(0, folder, Parallel(), tmp_path, dtype, {"lora": lora})
+    loaded = jobs.load_and_train(0, folder, Parallel(), tmp_path, dtype, {"lora": lora})
+    for found, wanted in ((moved, plain), (loaded, saved)):
+        assert found["losses"] == wanted["losses"]
+        assert all(np.array_equal(found["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
+    assert len({*plain["losses"]}) == 3
 
 
 def test_optimizer_state_on_the_host_trains_like_that_on_the_device(world: None, folder: Path) -> None:

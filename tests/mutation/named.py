@@ -104,8 +104,8 @@ NAMED = (
         claim="with LoRA the reference is the base without adapters",
         test="tests/yatt_mm/training/test_lora_training.py",
         path="yatt_mm/training/megatron_engine.py",
-        before="with self._adapters.off() if self._adapters else nullcontext():",
-        after="with nullcontext():",
+        before="without_adapters = self._adapters.off() if self._adapters else nullcontext()",
+        after="without_adapters = nullcontext()",
     ),
     Named(
         claim="the policy becomes the reference when it is time",

@@ -27,7 +27,7 @@ from models.freeze import Part
 from models.layout.context_parallel import ContextParallel
 from models.layout.parallel import Parallel, check_layout
 from models.layout.parallel_settings import Recompute
-from models.lora.peft_folder import FOLDER, peft_tensors, write_peft_folder
+from models.lora.peft_folder import peft_writer
 from models.lora.settings import LoraSettings
 from models.registry import read_config
 from models.sequence.context_share import cut
@@ -163,18 +163,11 @@ class TrainEngine:
         """Compute with the weights of another checkpoint of the same architecture in a `with` block. They take the
         place of the trained ones, which wait in host memory and come back bit for bit. With LoRA the weights of the
         folder that the model came from are there already, and its adapters do nothing for the block."""
-        with self._adapters.off() if self._adapters else nullcontext():
-            if self._adapters and files.model_dir.resolve() == self._files.model_dir.resolve():
-                yield
-                return
-            with self._lent_to(files):
-                yield
-
-    @contextmanager
-    def _lent_to(self, files: CheckpointFiles) -> Iterator[None]:
-        with self.memory.lent():
+        is_base = self._adapters is not None and files.model_dir.resolve() == self._files.model_dir.resolve()
+        without_adapters = self._adapters.off() if self._adapters else nullcontext()
+        with without_adapters, nullcontext() if is_base else self.memory.lent():
             spoilt: list[str] = []
-            for chunk in self._model:
+            for chunk in () if is_base else self._model:
                 spoilt += self._table.load(chunk, files)
                 PROGRESS.tick()
             check_finite(spoilt, files)
@@ -275,7 +268,7 @@ class TrainEngine:
         If it cannot be written, only rank 0 raises: the other ranks have then given their part and continue.
         """
         try:
-            adapter = self._adapter_folder()
+            adapter = peft_writer(self._adapters, self._files.model_dir, PROGRESS.tick)
             if dist.get_rank() == 0:
                 self._files.write_like(directory, PROGRESS.ticking(self.weights), also=adapter)
             else:
@@ -283,15 +276,6 @@ class TrainEngine:
                     pass
         finally:
             dist.barrier()
-
-    def _adapter_folder(self) -> Callable[[Path], None]:
-        """Gather the adapters, and return what writes them into a model's folder."""
-        if self._adapters is None:
-            return lambda folder: None
-        matrices, layers = PROGRESS.ticking(self._adapters.weights), self._adapters.layers
-        tensors = peft_tensors(matrices, layers if dist.get_rank() == 0 else ())
-        settings, base = self._adapters.settings, self._files.model_dir
-        return lambda folder: write_peft_folder(folder / FOLDER, tensors, settings, base)
 
     def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
         """Run forward, and backward with a loss; return what the last stage computed for the scored
