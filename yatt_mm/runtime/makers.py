@@ -89,7 +89,7 @@ def rank_makers(site: Site) -> list[Maker]:
         overlap_grad_reduce=train.overlap_grad_reduce,
         references=config.references,
         skipped_dir=str(config.skipped_dir.absolute()),
-        critic=_critic(config, optim),
+        critic=critic_spec(config, optim),
     )
     return [
         partial(
@@ -103,7 +103,8 @@ def rank_makers(site: Site) -> list[Maker]:
     ]
 
 
-def _critic(config: Config, optim: AdamSettings) -> CriticSpec | None:
+def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
+    """Return the settings of the critic of a policy with this optimizer; None if there is no critic."""
     if config.critic_path is None:
         return None
     lr = config.critic.lr or optim.lr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.step_meter import StepMeter, merge
 from yatt_mm.protocol.training import CriticSpec, TrainSpec, UpdateReport
+from yatt_mm.training.megatron_engine import StepResult
 from yatt_mm.training.offload import Holding
 from yatt_mm.training.worker import TrainWorker
 
@@ -67,9 +69,12 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         found["next"] = [worker.update(plan, 7), worker.update(plan, 8)]
         worker.load(str(folder / "checkpoint"), 6)
         found["again"] = [worker.update(plan, 7), worker.update(plan, 8)]
+        nothing = StepResult(loss_metrics={}, grad_norm=float("nan"), was_skipped=True, logprobs=[])
+        with mock.patch.object(worker._critic, "step", return_value=nothing):
+            found["critic alone"] = worker.update(plan, 9)
         (head,) = (param for name, param in engine._model.named_parameters() if "value_head" in name)
         head.data.fill_(float("nan"))
-        found["spoilt"] = worker.update(plan, 9)
+        found["spoilt"] = worker.update(plan, 10)
     return found
 
 
@@ -121,8 +126,10 @@ def test_a_rank_goes_on_from_its_checkpoint_with_the_same_bits(found: dict[str, 
 
 
 def test_an_update_of_a_critic_that_is_not_finite_is_skipped_and_written(found: dict[str, Any], folder: Path) -> None:
+    alone: UpdateReport = found["critic alone"]
+    assert alone.num_skipped == 2 and not alone.critic_metrics and "grad_norm" not in alone.critic_values
     report: UpdateReport = found["spoilt"]
     assert report.num_skipped == 2 and not report.critic_metrics
-    written = np.load(folder / "skipped" / "step_000009" / "update-0-rank-0.npz")
+    written = np.load(folder / "skipped" / "step_000010" / "update-0-rank-0.npz")
     assert np.isnan(written["0/0/old_values"]).all() and len(written["0/0/returns"]) == len(stale.RESPONSES[0])
     assert not torch.tensor(written["0/0/logprobs"]).isnan().any()
