@@ -95,14 +95,14 @@ NAMED = (
     ),
     Named(
         claim="the exported adapter on the base model is the merged model",
-        test="tests/yatt_mm/training/test_lora.py",
+        test="tests/yatt_mm/training/lora/test_lora.py",
         path="models/lora/adapter.py",
         before="self.a.float(), alpha=self.scale)",
         after="self.a.float(), alpha=1.0)",
     ),
     Named(
         claim="with LoRA the reference is the base without adapters",
-        test="tests/yatt_mm/training/test_lora_training.py",
+        test="tests/yatt_mm/training/lora/test_lora_training.py",
         path="yatt_mm/training/megatron_engine.py",
         before="without_adapters = self._adapters.off() if self._adapters else nullcontext()",
         after="without_adapters = nullcontext()",

@@ -18,7 +18,7 @@ from models.lora.peft_folder import FOLDER, PREFIX
 from tests.models import parity
 from tests.models.layouts import LAYOUTS, layouts_for, quick_first
 from tests.yatt_mm.training import jobs
-from tests.yatt_mm.training.lora_jobs import EVERYWHERE, score, splits
+from tests.yatt_mm.training.lora.lora_jobs import EVERYWHERE, score, splits
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import FORMS, build_folder, make_samples
 

@@ -16,8 +16,9 @@ from models.layout.parallel import Parallel
 from models.lora.peft_folder import FOLDER, PREFIX
 from models.lora.settings import LoraSettings
 from tests.models.layouts import quick_first
-from tests.yatt_mm.training import jobs, lora_jobs
-from tests.yatt_mm.training.lora_jobs import EVERYWHERE
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.lora import lora_jobs
+from tests.yatt_mm.training.lora.lora_jobs import EVERYWHERE
 from tests.yatt_mm.training.ranks import RankPool
 
 SETTINGS: dict[str, Any] = {"lora": EVERYWHERE, "lr": 1e-3, "weight_decay": 0.1, "clip_grad": 0.5}

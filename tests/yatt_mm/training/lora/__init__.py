@@ -1,0 +1,1 @@
+"""Tests of LoRA: numbers, layouts, checkpoints and whole updates."""
