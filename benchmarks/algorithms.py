@@ -1,7 +1,7 @@
 """Trains the digits with every algorithm, from the same start and with the same prompts, and with the opposite reward.
 
 An algorithm that works reads the digits after the first run, and has forgotten them after the second. The table shows
-both accuracies and the seconds of a step.
+both accuracies, the seconds of a step, and how well a critic predicts rewards in the second step and in the last.
 
     python -m benchmarks.algorithms [--json] [--steps 25] [--only NAME ...] [key=value ...]
 
@@ -23,6 +23,7 @@ from yatt_mm.algorithms.table import ALGORITHMS
 FLOOR, CEILING = 0.90, 0.45
 """The accuracy that an algorithm must reach, and the one that it must not exceed with the opposite reward."""
 OPPOSITE = f"{Path(__file__).resolve().parent / 'common' / 'opposite_reward.py'}:opposite"
+EXPLAINED = "critic/explained_variance"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "algorithms"
 
 
@@ -55,6 +56,7 @@ def main() -> None:
                 "after": after,
                 "after the opposite reward": opposed,
                 "s per step": statistics.median(record["time/step_s"] for record in learns[2:]),
+                "explained": " to ".join(f"{at[EXPLAINED]:.2f}" for at in (learns[2], learns[-1]) if EXPLAINED in at),
                 "learns": after > FLOOR and opposed < CEILING,
             }
         )
