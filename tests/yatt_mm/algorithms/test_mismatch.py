@@ -77,7 +77,7 @@ ENGINES = {
     "weights one step old": LOGITS + 2.0 * UNBIASED,
     "so old that bounds bind": LOGITS + 30.0 * UNBIASED,
 }
-"""[what is wrong] the logits of the engine. A step goes against the gradient, so that older weights are the other way."""
+"""[what is wrong] the logits of the engine. A step goes against the gradient, so older weights are the other way."""
 
 
 NEAR = list(ENGINES)[:2]
