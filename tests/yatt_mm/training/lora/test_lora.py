@@ -14,7 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from models.layout.parallel import Parallel
+from models.lora.adapter import Adapter
 from models.lora.peft_folder import FOLDER, PREFIX
+from models.lora.targets import Linear
+from models.weights.load import Match
 from tests.models import parity
 from tests.models.layouts import LAYOUTS, layouts_for, quick_first
 from tests.yatt_mm.training import jobs
@@ -166,3 +169,22 @@ def test_peft_loads_the_exported_adapter_and_merges_it_to_the_exported_model(fam
     ours, theirs = merged.state_dict(), model.merge_and_unload().state_dict()
     assert ours.keys() == theirs.keys()
     assert max((ours[name] - theirs[name]).abs().max() for name in ours) < 1e-6
+
+
+def test_an_adapter_sees_the_inputs_behind_the_norm_that_its_layer_contains() -> None:
+    """Transformer Engine's layers are not here: a layer of torch has their norm."""
+    layer = torch.nn.Linear(6, 5, bias=False)
+    layer.register_parameter("layer_norm_weight", torch.nn.Parameter(torch.rand(6)))
+    adapter = Adapter(
+        linear=Linear(name="fused", module=layer, match=Match(("fused.weight",), "rep", True, (), None), targets=()),
+        a=torch.nn.Parameter(torch.rand(2, 6)),
+        b=torch.nn.Parameter(torch.rand(5, 2)),
+        is_masked=False,
+        scale=3.0,
+        is_sequence_parallel=False,
+        norm_eps=1e-3,
+    )
+    inputs = torch.rand(4, 1, 6)
+    normal = inputs / (inputs.square().mean(-1, keepdim=True) + 1e-3).sqrt() * layer.get_parameter("layer_norm_weight")
+    wanted = normal @ (adapter.merged(layer.weight) - layer.weight).T
+    assert torch.allclose(adapter.product(inputs), wanted, atol=1e-6)

@@ -29,6 +29,7 @@ TP2_SP, TP2_PP2_SP, DP2, EP2 = (
     Parallel(ep=2, dp=2),
 )
 LANGUAGE, TOWER = (LoraSettings(rank=4, alpha=6.0, targets=(part,)) for part in ("language", "tower"))
+TARGETS = {"everywhere": EVERYWHERE, "language": LANGUAGE, "tower": TOWER}
 CURVES: dict[str, tuple[Parallel, dict[str, Any]]] = {
     "tp2 pp2 sp": (TP2_PP2_SP, {}),
     "dp2, overlap": (DP2, {"overlap_grad_reduce": True}),
@@ -65,12 +66,14 @@ def test_adapters_alone_are_trained_and_have_optimizer_state(alone: Any, deep_fo
         assert (lora is TOWER) == (not any("self_attn" in name for name in changed))
 
 
-@pytest.mark.parametrize("lora", [EVERYWHERE, LANGUAGE, TOWER], ids=["everywhere", "language", "tower"])
-@pytest.mark.parametrize("case", quick_first(CURVES, ("tp2 pp2 sp", "dp2, overlap", "pp2 vpp2, recomputed")))
-def test_curves_do_not_depend_on_the_layout(
-    case: str, lora: LoraSettings, ranks: RankPool, deep_folder: Path, alone: Any
-) -> None:
-    parallel, given = CURVES[case]
+QUICK = ("tp2 pp2 sp: everywhere", "dp2, overlap: tower", "pp2 vpp2, recomputed: language")
+"""The curves of `make test`; the others are for `make parity`."""
+
+
+@pytest.mark.parametrize("case", quick_first([f"{case}: {name}" for case in CURVES for name in TARGETS], QUICK))
+def test_curves_do_not_depend_on_the_layout(case: str, ranks: RankPool, deep_folder: Path, alone: Any) -> None:
+    layout, _, name = case.partition(": ")
+    (parallel, given), lora = CURVES[layout], TARGETS[name]
     wanted = alone(deep_folder, lora)
     for found in ranks.run(
         parallel.world_size, lora_jobs.trained, deep_folder, parallel, SETTINGS | given | {"lora": lora}
@@ -78,7 +81,7 @@ def test_curves_do_not_depend_on_the_layout(
         check_same(found, wanted)
 
 
-@pytest.mark.parametrize("lora", [LANGUAGE, TOWER], ids=["language", "tower"])
+@pytest.mark.parametrize("lora", [pytest.param(LANGUAGE, marks=pytest.mark.parity), TOWER], ids=["language", "tower"])
 def test_replicas_that_share_experts_have_the_same_curve_though_one_sees_text_alone(
     lora: LoraSettings, ranks: RankPool, experts_folder: Path, alone: Any
 ) -> None:
