@@ -30,6 +30,7 @@ def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
         "eval.every=4",
         "checkpoint.every=4",
         "checkpoint.keep=1",
+        "algorithm.name=ppo",
         "algorithm.kl.where=reward",
         "algorithm.kl.target=0.05",
         "dataplane.memory=128MiB",

@@ -38,6 +38,7 @@ def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
         "rollout.max_groups_per_engine=4",
         "sampling.over_dispatch=1.5",
         "sampling.tail=continue",
+        "algorithm.name=ppo",
         "algorithm.kl.where=reward",
         "algorithm.kl.coef=0.5",
         "algorithm.kl.target=0.02",
@@ -96,4 +97,6 @@ def test_the_distance_from_the_reference_is_measured_before_the_update(partial: 
     first, second = runs.metrics(folder, "partial")[1:]
     assert abs(first["train/kl"]) < 1e-4, "the engines have the reference's own weights"
     assert abs(second["train/kl"]) > 1e-4
+    assert first["critic/loss"] > 0 and first["critic/explained_variance"] == 0.0, "all values begin at 0"
+    assert second["critic/value_mean"] != 0
     assert (first["train/kl_coef"], second["train/kl_coef"]) == (0.5, pytest.approx(0.49))
