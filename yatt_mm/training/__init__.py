@@ -2,7 +2,8 @@
 memory.
 
 `step_plan.py` decides which rank trains which sample (`balance.py`, `microbatches.py`). `worker.py` is a rank's body,
-`megatron_engine.py` the model with its updates, `optimizer.py` AdamW, and `offload.py` releases device memory.
+`planned_samples.py` what it trains, `megatron_engine.py` the model with its updates, `critic.py` the second one of PPO,
+`optimizer.py` AdamW, and `offload.py` releases device memory.
 `rank_checkpoint.py` saves and loads: `boxes.py` says where the parts of tensors lie, `part_files.py` writes and reads
 them.
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,62 +24,27 @@ from yatt_mm.algorithms.kl import ESTIMATORS
 from yatt_mm.algorithms.losses import policy_loss
 from yatt_mm.algorithms.table import ALGORITHMS
 from yatt_mm.common.writing import writing
-from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
-from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.training import MovedMemory, TrainSpec, UpdateReport
 from yatt_mm.training.critic import Critic
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
+from yatt_mm.training.planned_samples import Samples, resolve_plan
 from yatt_mm.training.skipped_update import write_update
-from yatt_mm.training.step_plan import PlannedSample, UpdatePlan
-from yatt_mm.training.train_sample import SampledTokens, TrainSample
+from yatt_mm.training.step_plan import UpdatePlan
+from yatt_mm.training.train_sample import SampledTokens
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
 from yatt_mm.weights.stream_group import StreamError
 from yatt_mm.weights.stream_publisher import Receivers
 
-Samples = list[list[TrainSample]]
-"""[microbatch] the samples of one minibatch."""
 HELD = {
     State.AWAKE: EVERYTHING,
     State.WEIGHTS_ONLY: frozenset({Holding.WEIGHTS}),
     State.ASLEEP: frozenset[Holding](),
 }
 """[state] the parts of the training state that are on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A resolved group: what all its samples share."""
-
-    ref: GroupRef
-    record: group_record.GroupRecord
-    patches: list[np.ndarray | None]
-    """uint8 patches per medium; None for those that other ranks encode."""
-
-    def sample(self, planned: PlannedSample, *, policy_version: int, is_corrected: bool) -> TrainSample:
-        """Return one row in the form that the training engine takes. `policy_version`: the weights at the start of the
-        step. `is_corrected`: see `SampledTokens`."""
-        prompt, response = self.record.prompt_token_ids, self.record.samples[planned.row]
-        num_prompt, num_sampled = len(prompt), len(response.token_ids)
-        return TrainSample(
-            token_ids=np.concatenate([prompt, response.token_ids]),
-            loss_mask=np.arange(num_prompt + num_sampled) >= num_prompt,
-            grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in self.ref.media),
-            # images have no time; only the data plane's videos say how far apart their frames are
-            seconds_per_grid=tuple(ref.meta.get("second_per_grid_t", 1.0) for ref in self.ref.media),
-            patches=self.patches,
-            media_keys=tuple(ref.name for ref in self.ref.media),
-            sampled=SampledTokens(
-                weights=np.full(num_sampled, planned.token_weight, dtype=np.float32),
-                advantages=np.full(num_sampled, planned.advantage, dtype=np.float32),
-                rollout_logprobs=response.logprobs,
-                is_stale=response.policy_versions < policy_version,
-                is_corrected=is_corrected,
-            ),
-        )
 
 
 class TrainWorker:
@@ -154,7 +118,7 @@ class TrainWorker:
         of each planned response; nothing on ranks whose numbers do not count. The tokens have the log-probabilities
         with which they were sampled."""
         self._require(State.AWAKE, "measure divergences")
-        minibatches, _ = self._resolve(plan, policy_version=step - 1)
+        minibatches, _ = self._resolve(plan, step)
         with self._saying_what_saves_memory():
             self._measure_reference(minibatches, step)
         if not self._engine.is_loss_rank:
@@ -195,7 +159,7 @@ class TrainWorker:
 
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
-        minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
+        minibatches, resolved_bytes = self._resolve(plan, step)
         with self._saying_what_saves_memory():
             if self._spec.algorithm.kl.where == "loss":
                 self._measure_reference(minibatches, step)
@@ -286,38 +250,15 @@ class TrainWorker:
         if self._state is not state:
             raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
 
-    def _resolve(self, plan: UpdatePlan, *, policy_version: int) -> tuple[list[Samples], int]:
-        """Return the plan's samples, one list per minibatch, with the patches that this rank encodes; and the number of
-        bytes of those patches. `policy_version`: that of the weights before the update."""
-        views = self._reader.resolve([group.ref for group in plan.groups])
-        groups = [
-            _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)
-        ]
-        is_corrected = self._spec.algorithm.correction.kind != "none"
-        minibatches = [
-            [
-                [
-                    groups[planned.group].sample(planned, policy_version=policy_version, is_corrected=is_corrected)
-                    for planned in micro
-                ]
-                for micro in minibatch.microbatches
-            ]
-            for minibatch in plan.minibatches
-        ]
-        wanted = self._own_media(plan, minibatches)
-        media = self._reader.resolve([plan.groups[group].media[place] for group, place in wanted])
-        for (group, place), patches in zip(wanted, media, strict=True):
-            groups[group].patches[place] = patches
-        return minibatches, sum(patches.nbytes for patches in media)
-
-    def _own_media(self, plan: UpdatePlan, minibatches: Sequence[Samples]) -> list[tuple[int, int]]:
-        """Return (group, place) of every medium that this rank encodes in some microbatch of the step."""
-        wanted: set[tuple[int, int]] = set()
-        for minibatch, samples in zip(plan.minibatches, minibatches, strict=True):
-            for planned, micro in zip(minibatch.microbatches, samples, strict=True):
-                for sample, is_own in zip(planned, self._engine.own_media(micro), strict=True):
-                    wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
-        return sorted(wanted)
+    def _resolve(self, plan: UpdatePlan, step: int) -> tuple[list[Samples], int]:
+        """Return the samples of a step; see `resolve_plan`."""
+        return resolve_plan(
+            plan,
+            self._reader,
+            self._engine.own_media,
+            policy_version=step - 1,
+            is_corrected=self._spec.algorithm.correction.kind != "none",
+        )
 
     def _measure_reference(self, minibatches: Sequence[Samples], step: int) -> None:
         assert self._spec.references is not None
