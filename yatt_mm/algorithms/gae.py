@@ -14,16 +14,17 @@ from itertools import accumulate
 import numpy as np
 
 VARIANCE_EPSILON = 1e-8
+ROUNDING = 1e-12
+"""The variance, relative to the square of the mean, up to which values are all equal."""
 Add = Callable[[np.ndarray], np.ndarray]
 """The type of a sum: an array -> the sum of those of all replicas."""
 
 
-def token_rewards(score: float, num_tokens: int, penalties: np.ndarray | None = None) -> np.ndarray:
-    """Return [K] the reward of each token: the response's score at the last one, less the [K] `penalties` if there are
-    any."""
+def token_rewards(score: float, num_tokens: int) -> np.ndarray:
+    """Return [K] the reward of each token: the response's score at the last one, and 0 before."""
     rewards = np.zeros(num_tokens)
     rewards[-1:] = score
-    return rewards if penalties is None else rewards - penalties
+    return rewards
 
 
 def gae(rewards_K: np.ndarray, values_K: np.ndarray, *, gamma: float, lam: float) -> np.ndarray:
@@ -62,4 +63,5 @@ def explained_variance(advantages: Moments, returns: Moments) -> float | None:
     """Return the share of the variance of the returns that the values explain: 1 if they are the returns, 0 if they are
     all the same, and less if they are worse than that. None if the returns do not vary. The advantages are those before
     whitening, which are returns minus values."""
-    return 1 - advantages.variance / returns.variance if returns.variance else None
+    is_rounding = returns.variance <= ROUNDING * max(1.0, returns.mean**2)
+    return None if is_rounding else 1 - advantages.variance / returns.variance

@@ -85,6 +85,15 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if has_critic(self.algorithm.name) and self.train.lora.rank and self.critic.lr is None:
+            raise ValueError(
+                f"critic.lr is not set, and train.lr ({self.train.lr:g}) is that of LoRA's adapters; the critic has "
+                "none, so set critic.lr to the rate of a run without LoRA, about a tenth"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The folder for everything that the run writes."""

@@ -15,6 +15,8 @@ from yatt_mm.config.run_config import Config
 
 BYTES_PER_PARAMETER = 12
 """What a checkpoint takes at least: a float32 weight and Adam's two moments."""
+BYTES_PER_FROZEN = {"float32": 4, "bfloat16": 2}
+"""What it takes of a weight that LoRA freezes, by the dtype of the model."""
 
 
 def check_run_folder(config: Config) -> None:
@@ -29,10 +31,10 @@ def check_run_folder(config: Config) -> None:
         raise ConfigError(f"run.dir is {config.run.dir}: {there} is a file; wanted a folder, so choose another run.dir")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"run.dir is {config.run.dir}: {there} cannot be written; choose another run.dir")
-    num_parameters = _num_parameters("model.path", Path(config.model.path))
+    of_policy = BYTES_PER_FROZEN[config.model.dtype] if config.train.lora.rank else BYTES_PER_PARAMETER
+    free, wanted = shutil.disk_usage(there).free, of_policy * _num_parameters("model.path", Path(config.model.path))
     if config.critic_path is not None:
-        num_parameters += _num_parameters("critic.path", Path(config.critic_path))
-    free, wanted = shutil.disk_usage(there).free, BYTES_PER_PARAMETER * num_parameters
+        wanted += BYTES_PER_PARAMETER * _num_parameters("critic.path", Path(config.critic_path))
     if free < wanted:
         raise ConfigError(
             f"run.dir is {config.run.dir}: its disk has {_size(free)} free, and a checkpoint of this model takes "

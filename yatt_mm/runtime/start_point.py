@@ -91,7 +91,7 @@ def find_start(
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
-        kl_coef=(state or {}).get("kl_coef"),
+        kl_coef=kl_coef_of(config, state),
         told=told,
         begun=dict(begun),
         flaws=tuple(
@@ -142,6 +142,14 @@ def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | 
         return StepBatches.from_state(rule, state, sources, in_turns=config.judges_in_turn)
     except BadRequestError as error:
         raise ConfigError(f"--resume: data.train is not that of the checkpoint: {error}") from error
+
+
+def kl_coef_of(config: Config, state: dict[str, Any] | None) -> float | None:
+    """Return the weight of the divergence that a checkpoint has, unless the config now begins with another one."""
+    if state is None or state["config"]["algorithm"].get("kl", {}).get("coef") != config.algorithm.kl.coef:
+        return None
+    value: float | None = state.get("kl_coef")
+    return value
 
 
 def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:

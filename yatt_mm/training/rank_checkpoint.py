@@ -162,8 +162,8 @@ def load_checkpoint(directory: Path, state: TrainState, *, name: str = "") -> in
     beginning of the names of the model's tensors.
 
     Raises:
-        CheckpointError: the checkpoint is not finished, is one of another model or of other adapters, or has no model
-            of this name.
+        CheckpointError: the checkpoint is not finished, is one of another model or of other adapters, belongs
+            to another base than that of the adapters, or has no model of this name.
     """
     parts = Parts(directory, name)
     if NUM_UPDATES not in parts.settings:
@@ -174,8 +174,15 @@ def load_checkpoint(directory: Path, state: TrainState, *, name: str = "") -> in
     _check_lora(parts.settings, _lora_settings(state.adapters))
     optimizer, parameters = state.optimizer, _parameters(state.model, state.adapters)
     make_state(optimizer)
-    for parameter in parameters.values():
+    base = {id(param) for param in state.model.parameters() if not param.requires_grad} if state.adapters else set()
+    for number, parameter in parameters.items():
+        before = parameter.data.clone() if number in base else None
         _read(parts, WEIGHT, parameter, 0, parameter.data.numel(), parameter.data)
+        if before is not None and not torch.equal(before, parameter.data):
+            raise CheckpointError(
+                f"model.path is not the model whose adapters are in the checkpoint in {directory}: "
+                f"{parameter.places[0].key} has other values; set it back, or start a new run from the exported model"
+            )
     num_updates = int(parts.settings[NUM_UPDATES])
     for distributed in optimizer.chained_optimizers:
         for param, start, stop in _owned(distributed):

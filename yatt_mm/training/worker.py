@@ -58,7 +58,7 @@ class TrainWorker:
         self._state = State.AWAKE
         self._publisher: Publisher | None = None
         self._step: int | None = 0
-        """The step whose update the weights have; None while an update is under way, and after one that failed."""
+        """The step whose update the weights have; None while the ranks compute together, and after that failed."""
         self._report: UpdateReport | None = None
         """That of the last update."""
         self._reference: CheckpointFiles | None = None
@@ -118,9 +118,11 @@ class TrainWorker:
         of each planned response; nothing on ranks whose numbers do not count. The tokens have the log-probabilities
         with which they were sampled."""
         self._require(State.AWAKE, "measure divergences")
+        weights_at, self._step = self._step, None  # as in an update that is under way
         minibatches, _ = self._resolve(plan, step)
         with self._saying_what_saves_memory():
             self._measure_reference(minibatches, step)
+        self._step = weights_at
         if not self._engine.is_loss_rank:
             return []
         estimate = ESTIMATORS[self._spec.algorithm.kl.estimator]
@@ -177,7 +179,9 @@ class TrainWorker:
             loss = functools.partial(self._loss, total_weight=planned.total_weight)
             with self._saying_what_saves_memory():
                 result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
-                of_critic = self._critic.step(minibatch, planned.total_weight) if self._critic else None
+                of_critic = None
+                if self._critic is not None and not result.was_skipped:
+                    of_critic = self._critic.step(minibatch, planned.total_weight)
             if result.was_skipped or (of_critic is not None and of_critic.was_skipped):
                 report.num_skipped += 1
                 folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"

@@ -15,11 +15,10 @@ from yatt_mm.algorithms.losses import value_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings
 
 
-def test_the_last_token_gets_the_score_and_every_token_its_penalty() -> None:
+def test_the_last_token_gets_the_score() -> None:
     assert token_rewards(2.0, 3).tolist() == [0.0, 0.0, 2.0]
     assert token_rewards(2.0, 1).tolist() == [2.0]
     assert token_rewards(2.0, 0).tolist() == []
-    assert token_rewards(2.0, 2, np.array([0.5, -0.25])).tolist() == [-0.5, 2.25]
 
 
 def test_the_advantages_of_three_tokens_are_those_worked_out_by_hand() -> None:
@@ -91,6 +90,8 @@ def test_values_explain_the_variance_of_the_returns() -> None:
     assert explained(returns / 2) == pytest.approx(0.75)
     assert explained(-returns) == pytest.approx(-3.0)
     assert explained_variance(Moments(mean=0.0, variance=0.0), Moments(mean=1.0, variance=0.0)) is None
+    rounding = Moments(mean=0.3, variance=3e-33)  # what is left of scores that are all 0.3
+    assert explained_variance(Moments(mean=0.0, variance=0.1), rounding) is None
 
 
 CASES = {

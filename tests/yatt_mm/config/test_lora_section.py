@@ -69,3 +69,10 @@ def test_a_part_with_adapters_may_have_a_rate_of_its_own() -> None:
 
 def test_the_parts_of_the_config_are_those_of_models() -> None:
     assert set(NAMED) == set(PARTS)
+
+
+def test_the_rate_of_a_critic_beside_adapters_must_be_given() -> None:
+    ppo = ["algorithm.name=ppo", "algorithm.clip_high=null"]
+    with pytest.raises(ConfigError, match=r"critic.lr is not set, and train.lr \(0.005\) is that of LoRA's adapters"):
+        load_config(LORA, ppo)
+    assert load_config(LORA, [*ppo, "critic.lr=5e-4"]).critic.lr == 5e-4

@@ -363,3 +363,18 @@ def test_the_disk_must_have_room_for_the_critic_too(
     check(folder, tiny_dir)
     with pytest.raises(ConfigError, match="a checkpoint of this model takes"):
         check(folder, tiny_dir, "algorithm.name=ppo", "algorithm.clip_high=null")
+
+
+def test_weights_that_lora_freezes_need_less_room(
+    folder: Path, tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(file.stat().st_size for file in tiny_dir.glob("*.safetensors"))  # 4 bytes a parameter, and a header
+    for dtype, num_bytes in (("float32", 4), ("bfloat16", 2)):
+        given = (f"model.dtype={dtype}", "train.lora.rank=4")
+        free = type(shutil.disk_usage(tmp_path))(10 * size, 0, int(num_bytes / 4 * size))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: free)
+        check(folder, tiny_dir, *given)
+        free = free._replace(free=int(0.9 * free.free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: free)
+        with pytest.raises(ConfigError, match="a checkpoint of this model takes"):
+            check(folder, tiny_dir, *given)

@@ -116,6 +116,14 @@ def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> d
     engine = [now + np.float32(0.25) for now in current]
     divergences = worker.divergences(_plan(client, "of the engine", engine), 4)
     after = _current_logprobs(worker, client, "after divergences")
+    lost = dataclasses.replace(references, every=0)
+    found_step, worker._spec = worker._step, dataclasses.replace(worker._spec, references=lost)
+    try:
+        worker.divergences(_plan(client, "of a lost reference", engine), 4)
+    except OSError:
+        settled = worker.settle()
+        worker.set_state(State.AWAKE)
+    worker._step = found_step
     assert all(np.array_equal(now, then) for now, then in zip(before, after, strict=True))
     worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     worker._spec = plain
@@ -125,6 +133,7 @@ def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> d
         "report": report,
         "engine": engine,
         "divergences": divergences,
+        "settled": settled,
         "step": worker._step,
     }
 
@@ -319,3 +328,4 @@ def test_the_divergence_of_a_response_is_that_of_the_policy_that_sampled_it(foun
     assert [(name, row) for name, row, _ in near["divergences"]] == [("of the engine", 0), ("of the engine", 1)]
     assert [value for _, _, value in near["divergences"]] == pytest.approx(wanted, rel=1e-5)
     assert near["step"] == 3, "nothing was trained"
+    assert near["settled"] is None, "as after an update that failed, so that its own error ends the run"

@@ -15,6 +15,7 @@ from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.conftest import Digits
 from tests.yatt_mm.whole_runs.kills import Kill
+from yatt_mm.algorithms.kl import adapted
 from yatt_mm.keeper.table import read_rows, table_path
 from yatt_mm.protocol import group_record
 
@@ -61,6 +62,9 @@ def test_a_run_that_is_lost_in_an_update_goes_on_with_the_responses_that_it_had(
     assert not again, "what was there is neither sampled nor judged again"
     assert runs.curve(digits.folder, "lost") == runs.curve(digits.folder, "not_lost"), resumed.output
     assert [path.name for path in checkpoints.iterdir()] == ["step_000004"]
+    last = runs.metrics(digits.folder, "lost")[-1]
+    state = json.loads((checkpoints / "step_000004" / "state.json").read_text())
+    assert state["kl_coef"] == adapted(last["train/kl_coef"], last["train/kl"], target=0.05)
 
 
 NUM_PROMPTS = 96

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from models.layout.parallel import Parallel
 from models.lora.peft_folder import FOLDER, PREFIX
@@ -148,6 +149,18 @@ def test_a_checkpoint_of_other_adapters_is_refused_by_name(
     }.items():
         with pytest.raises(AssertionError, match=message):
             ranks.run(2, jobs.load_and_train, untied_folder, DP2, tmp_path, "float32", {"lora": lora})
+
+
+def test_a_checkpoint_of_another_base_is_refused(ranks: RankPool, untied_folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(untied_folder, other)
+    tensors = load_file(other / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.down_proj.weight"))
+    save_file(tensors | {name: tensors[name] + 0.01}, other / "model.safetensors", metadata={"format": "pt"})
+    settings = {"lora": EVERYWHERE}
+    ranks.run(2, jobs.train_and_save, untied_folder, DP2, tmp_path / "saved", "float32", settings)
+    with pytest.raises(AssertionError, match=r"model.path is not the model whose adapters are in the checkpoint"):
+        ranks.run(2, jobs.load_and_train, other, DP2, tmp_path / "saved", "float32", settings)
 
 
 @pytest.mark.parametrize("parallel", [TP2_SP, pytest.param(Parallel(pp=2), marks=pytest.mark.parity)])
