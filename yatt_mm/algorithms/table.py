@@ -43,6 +43,8 @@ class Algorithm:
     needs: frozenset[Need]
     reads: dict[str, Setting]
     """By name the settings that it reads, besides those that all of them read, with their defaults."""
+    weighs_responses: bool = False
+    """True if a ratio belongs to a whole response, of which no token may be left out."""
 
 
 OLD: frozenset[Need] = frozenset({"old_logprobs"})
@@ -65,7 +67,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         reads=CLIP),
     "gspo": Algorithm(
         advantage=of_group, token_weights="sequence_mean", surrogate=clipped_sequences, needs=OLD,
-        reads=STD | CLIP | {"clip_low": 3e-4, "clip_high": 4e-4}),
+        reads=STD | CLIP | {"clip_low": 3e-4, "clip_high": 4e-4}, weighs_responses=True),
     "cispo": Algorithm(
         advantage=of_group, token_weights="token_mean", surrogate=clipped_weight, needs=OLD,
         reads=STD | {"clip_high": 4.0}),

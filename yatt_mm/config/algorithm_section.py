@@ -175,6 +175,16 @@ class AlgorithmSection(Section):
             raise ValueError(f"overlong_penalty is {self.overlong_penalty:g}, but overlong_buffer is 0: set both")
         return self
 
+    @model_validator(mode="after")
+    def _check_correction(self) -> Self:
+        correction = self.correction
+        if ALGORITHMS[self.name].weighs_responses and (correction.kind, correction.level) == ("icepop", "token"):
+            raise ValueError(
+                f"correction.level is token, so icepop leaves single tokens out of a response, and {self.name} weighs "
+                "responses as a whole; set correction.level to sequence or geometric, with a floor and a cap for it"
+            )
+        return self
+
     def settings(self) -> AlgorithmSettings:
         """Return the settings as controllers and training ranks read them."""
         given = {field.name: getattr(self, field.name) for field in fields(AlgorithmSettings)}

@@ -154,3 +154,14 @@ def test_an_algorithm_with_a_critic_has_a_model_for_it_and_the_others_have_none(
     for override in ("algorithm.gamma=1.1", "algorithm.gae_lambda=-0.1", "algorithm.value_clip=0", "critic.lr=0"):
         with pytest.raises(ConfigError, match=override.split("=")[0]):
             load_config(DIGITS, ["algorithm.name=ppo", override])
+
+
+def test_an_algorithm_that_weighs_whole_responses_leaves_no_token_out() -> None:
+    icepop = ("algorithm.correction.kind=icepop", "algorithm.correction.level=geometric")
+    assert algorithm("algorithm.name=gspo", *icepop).settings().correction.level == "geometric"
+    with pytest.raises(
+        ConfigError, match=r"correction.level is token, so icepop leaves single tokens out of a response"
+    ):
+        algorithm("algorithm.name=gspo", icepop[0])
+    assert algorithm("algorithm.name=grpo", icepop[0]).settings().correction.level == "token"
+    assert algorithm("algorithm.name=gspo", "algorithm.correction.kind=tis").settings().correction.level == "token"
