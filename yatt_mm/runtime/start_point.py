@@ -146,7 +146,7 @@ def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | 
 
 def kl_coef_of(config: Config, state: dict[str, Any] | None) -> float | None:
     """Return the weight of the divergence that a checkpoint has, unless the config now begins with another one."""
-    before = {} if state is None else state["config"].get("algorithm", {}).get("kl", {})
+    before = (state or {}).get("config", {}).get("algorithm", {}).get("kl", {})
     if state is None or before.get("coef") != config.algorithm.kl.coef:
         return None
     value: float | None = state.get("kl_coef")
