@@ -67,7 +67,7 @@ unit: $(STAMP)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)
-	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/examples -m parity $(ARGS)
+	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/examples tests/benchmarks -m parity $(ARGS)
 
 faults: $(STAMP)
 	$(PYTHON) -m pytest -m faults $(ARGS)

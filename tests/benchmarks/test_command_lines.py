@@ -34,6 +34,7 @@ print(json.dumps(told))
 OURS = re.compile(r"^ *(from|import) (benchmarks|dataplane|examples|models|tests|yatt_mm)\b", re.MULTILINE)
 
 
+@pytest.mark.parity
 def test_every_benchmark_looks_for_the_rest_beside_itself_first_and_tells_how_it_is_used(tmp_path: Path) -> None:
     assert len(COMMANDS) > 10
     texts = {path.name: path.read_text() for path in COMMANDS}

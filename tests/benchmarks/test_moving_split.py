@@ -17,6 +17,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return rows
 
 
+@pytest.mark.parity
 def test_workloads_are_told_one_by_one_or_together(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def start(environment: Mapping[str, str], home: Path, *overrides: Sequence[str])
     return done.stdout.split("END\n")[:-1]
 
 
+@pytest.mark.parity
 def test_a_model_and_a_set_come_from_the_hub_once_and_then_from_the_cache(tiny_dir: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_dir, tmp_path / "model"))
     (model / "pytorch_model.bin").write_bytes(b"the same weights once more")

@@ -125,8 +125,8 @@ def of_one_rank(ranks: RankPool) -> Callable[[Path], dict[str, Any]]:
 LAYOUTS: list[Any] = [
     Parallel(cp=2),
     Parallel(tp=2, sp=True),
-    Parallel(pp=2),
     Parallel(dp=2),
+    pytest.param(Parallel(pp=2), marks=pytest.mark.parity),
     pytest.param(Parallel(), marks=pytest.mark.parity),
     pytest.param(Parallel(tp=2), marks=pytest.mark.parity),
     pytest.param(Parallel(cp=2, cp_order="zigzag", tp=2), marks=pytest.mark.parity),
@@ -208,9 +208,9 @@ def learned(rank: int, folder: Path, parallel: Parallel, settings: dict[str, Any
 @pytest.mark.parametrize(
     ("parallel", "settings"),
     [
-        (Parallel(dp=2), {}),
         (Parallel(pp=2), {"dtype": "bfloat16"}),
-        (Parallel(), {"freeze": ("language", "tower")}),
+        pytest.param(Parallel(dp=2), {}, marks=pytest.mark.parity),
+        pytest.param(Parallel(), {"freeze": ("language", "tower")}, marks=pytest.mark.parity),
     ],
     ids=str,
 )

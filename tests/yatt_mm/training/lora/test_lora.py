@@ -64,7 +64,7 @@ def scored_by(model: Any) -> tuple[list[np.ndarray], torch.Tensor]:
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl")
 CASES = [(family, layout) for family in FAMILIES for layout in layouts_for(family)]
-QUICK = {"qwen2_5_vl tp2-pp2-sp", "qwen2_5_vl tp2", "qwen3_vl_moe tp2-sp-ep2", "internvl cp2-zigzag"}
+QUICK = {"qwen2_5_vl tp2-pp2-sp", "qwen3_vl_moe tp2-sp-ep2"}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def exports(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("family", quick_first(FAMILIES, ("qwen2_5_vl", "qwen3_vl_moe")))
+@pytest.mark.parametrize("family", quick_first(FAMILIES, ("qwen2_5_vl",)))
 def test_the_exported_adapter_on_the_base_model_is_the_merged_model_in_transformers(family: str, exports: Any) -> None:
     folder, export, found = exports(family)
     logprobs, gradients = in_transformers(folder, export)
