@@ -40,8 +40,7 @@ class Progress:
     best: Best | None
     """The best evaluation until that step."""
     kl_coef: float | None
-    """The weight of the divergence from the reference in the step after it; None if it is always the
-    same."""
+    """The weight of the divergence from the reference in the step after it; None if it is always the same."""
     late: tuple[int, ...] = ()
     """The controllers that gave no sign of life for too long."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,10 +20,9 @@ from tests.yatt_mm.training import test_stale_tokens as stale
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.algorithms.settings import AlgorithmSettings
 from yatt_mm.generation.metrics import add_update
-from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.step_meter import StepMeter, merge
-from yatt_mm.protocol.training import CriticSpec, TrainSpec, UpdateReport
+from yatt_mm.protocol.training import CriticSpec, UpdateReport
 from yatt_mm.training.megatron_engine import StepResult
 from yatt_mm.training.offload import Holding
 from yatt_mm.training.worker import TrainWorker
@@ -31,25 +31,9 @@ from yatt_mm.training.worker import TrainWorker
 def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any]:
     """Train the same responses again and again, with sleep, a checkpoint and a failure between."""
     dist.destroy_process_group()  # the worker makes its own
-    optim = AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
-    spec = TrainSpec(
-        model_dir=str(model_dir),
-        dtype="float32",
-        optim=optim,
-        temperature=1.0,
-        algorithm=AlgorithmSettings(name="ppo", value_clip=0.2),
-        seed=1,
-        timeout_s=60,
-        recompute="none",
-        freeze=(),
-        overlap_grad_reduce=False,
-        references=None,
-        skipped_dir=str(folder / "skipped"),
-        carrier="shm",
-        num_receivers=0,
-        deadline_s=60,
-        critic=CriticSpec(model_dir=str(model_dir), optim=optim),
-    )
+    algorithm = AlgorithmSettings(name="ppo", value_clip=0.2)
+    spec = stale.train_spec(model_dir, algorithm=algorithm, skipped_dir=str(folder / "skipped"))
+    spec = replace(spec, critic=CriticSpec(model_dir=str(model_dir), optim=spec.optim))
     worker = TrainWorker(rank=0, spec=spec, parallel=Parallel(), dataplane_uri=uri)
     found: dict[str, Any] = {"reports": []}
     with tempfile.TemporaryDirectory() as store, Client(uri) as client:

@@ -41,27 +41,32 @@ NUM_TOKENS = 8
 CLIP = 0.2
 
 
+def train_spec(model_dir: Path, **settings: Any) -> TrainSpec:
+    """Return the settings of a rank that is alone."""
+    given = {
+        "model_dir": str(model_dir),
+        "dtype": "float32",
+        "optim": AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0),
+        "temperature": 1.0,
+        "seed": 1,
+        "timeout_s": 60,
+        "recompute": "none",
+        "freeze": (),
+        "overlap_grad_reduce": False,
+        "references": None,
+        "skipped_dir": "",
+        "carrier": "shm",
+        "num_receivers": 0,
+        "deadline_s": 60,
+    }
+    return TrainSpec(**given | settings)
+
+
 def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any]:
     """Train one step with one minibatch and one with two, at policy version 2, on a group in which three tokens are
     older."""
     dist.destroy_process_group()  # the worker makes its own
-    spec = TrainSpec(
-        model_dir=str(model_dir),
-        dtype="float32",
-        optim=AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0),
-        temperature=1.0,
-        algorithm=AlgorithmSettings(clip_low=CLIP, clip_high=CLIP),
-        seed=1,
-        timeout_s=60,
-        recompute="none",
-        freeze=(),
-        overlap_grad_reduce=False,
-        references=None,
-        skipped_dir="",
-        carrier="shm",
-        num_receivers=0,
-        deadline_s=60,
-    )
+    spec = train_spec(model_dir, algorithm=AlgorithmSettings(clip_low=CLIP, clip_high=CLIP))
     worker = TrainWorker(rank=0, spec=spec, parallel=Parallel(), dataplane_uri=uri)
     with tempfile.TemporaryDirectory() as store, Client(uri) as client:
         worker.start(f"file://{Path(store) / 'store'}")
