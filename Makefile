@@ -20,6 +20,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
 BESIDE = --dist loadfile --no-loadscope-reorder# groups of files at a time (tests/conftest.py)
+ALONE = $$(grep -rl mark.alone tests --include='test_*.py')# to look at the other files takes as long as a test
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
 export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
@@ -59,8 +60,8 @@ algorithms: data
 	$(PYTHON) -m benchmarks.algorithms $(ARGS)
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
-	$(PYTHON) -m pytest -m "alone and not faults" -n 2 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 3 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "alone and not faults" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
 	$(PYTHON) -m pytest -m "not alone" -n 4 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from yatt_mm.runtime.signals import set_signals_again
 from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 120.0
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
 """The name of the file with Ray's token."""
@@ -78,10 +80,10 @@ def _start(**options: Any) -> None:
     only this user can read.
 
     Raises:
-        WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
+        WorkerError: Ray's processes did not start in `START_TIMEOUT_S`, which can happen on a busy machine.
     """
     try:
-        with _on_loopback():
+        with _on_loopback(), _patient():
             ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
     except Exception as error:  # Ray has no error class of its own for this
         raise WorkerError(
@@ -116,6 +118,28 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Let the processes of a cluster that starts during the block have `START_TIMEOUT_S`. Ray gives them 30 s after its
+    first question for the new node has failed, which is not enough where several runs start at the same time."""
+    before, deadline_s = services.get_node, time.monotonic() + START_TIMEOUT_S
+
+    def get_node(*arguments: Any) -> Any:
+        while True:
+            try:
+                return before(*arguments)
+            except RuntimeError:  # the node is not known yet
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.1)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = before
 
 
 def _read_environment() -> None:

@@ -86,6 +86,7 @@ def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leave
     assert len(run(engine.generate(prompts.request(1)))) == 4
 
 
+@pytest.mark.faults
 def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
 ) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import ray
+from ray._private import services
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
+from yatt_mm.runtime import cluster
 from yatt_mm.runtime.cluster import Devices, _our_signals, asks_for_no_token, reserved_devices
 
 
@@ -54,6 +56,25 @@ def test_a_run_uses_the_gpus_that_ray_gave_it_and_keeps_its_signals(
         with pytest.raises(WorkerError, match=r"lower placement\.num_devices or free devices"):
             with reserved_devices(2, deadline_s=0.5):
                 pass
+
+
+def test_a_node_of_ray_that_is_slow_to_appear_is_waited_for_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def get_node(node: str) -> str:
+        asked.append(node)
+        if len(asked) < 4:
+            raise RuntimeError("it is not there")
+        return node
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    with cluster._patient():
+        assert services.get_node("one") == "one"
+    assert services.get_node is get_node and len(asked) == 4
+    monkeypatch.setattr(cluster, "START_TIMEOUT_S", 0.0)
+    asked.clear()
+    with cluster._patient(), pytest.raises(RuntimeError, match="it is not there"):
+        services.get_node("one")
 
 
 def test_on_a_machine_without_gpus_nothing_is_said_of_them() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from models.freeze import Part
 from models.layout.parallel import Parallel
+from tests.models.layouts import quick_first
 from tests.yatt_mm.training import host_state, jobs
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.training.offload import Holding
@@ -17,12 +18,21 @@ from yatt_mm.training.offload import Holding
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.1, "clip_grad": 0.5}
 
 
-@pytest.mark.parametrize("frozen", [(), ("tower",)], ids=["all", "frozen tower"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("parallel", [Parallel(tp=2), Parallel(dp=2)], ids=["tp2", "dp2"])
+CASES: dict[str, tuple[Parallel, str, tuple[Part, ...]]] = {
+    f"{layout}-{dtype}-{trained}": (parallel, dtype, frozen)
+    for layout, parallel in (("tp2", Parallel(tp=2)), ("dp2", Parallel(dp=2)))
+    for dtype in ("float32", "bfloat16")
+    for trained, frozen in (("all", ()), ("frozen tower", ("tower",)))
+}
+QUICK = ("tp2-bfloat16-all", "dp2-float32-frozen tower")
+"""The cases of `make test`; the others are for `make parity`."""
+
+
+@pytest.mark.parametrize("case", quick_first(CASES, QUICK))
 def test_updates_with_everything_released_in_between_have_the_same_bits(
-    frozen: tuple[Part, ...], dtype: str, parallel: Parallel, ranks: RankPool, untied_folder: Path
+    case: str, ranks: RankPool, untied_folder: Path
 ) -> None:
+    parallel, dtype, frozen = CASES[case]
     settings = SETTINGS | {"dtype": dtype, "freeze": frozen}
     wanted = ranks.run(2, jobs.train, untied_folder, parallel, 3, settings)
     for plain, moved in zip(wanted, ranks.run(2, jobs.train_with_releases, untied_folder, parallel, 3, settings)):

@@ -48,7 +48,7 @@ class Kill:
     after_s: float = 0.1
     """The seconds after the controllers came to the phase."""
     folder: Path | None = None
-    """It is killed when this folder is there, too."""
+    """A checkpoint that is being written. The process is killed when it is there, and no rank finishes it before."""
     signal: signal.Signals = signal.SIGKILL
 
 
@@ -114,6 +114,8 @@ def run(command: list[str], kills: list[Kill], *, came: list[str] | None = None)
         phases.touch()
         patch.setenv("PYTHONPATH", str(PHASES))
         patch.setenv("YATT_TEST_PHASES", str(phases))
+        for folder in {kill.folder for kill in kills if kill.folder is not None}:
+            patch.setenv("YATT_TEST_HELD", str(folder))
         with runs.started(command, temporary=Path(temporary)) as (process, mark):
             killer = Killer(mark, phases, kills)
             try:

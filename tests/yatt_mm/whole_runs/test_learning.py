@@ -68,7 +68,7 @@ def test_the_best_model_is_kept_with_its_step(whole: runs.Finished, digits: Digi
 
 @pytest.fixture(scope="module")
 def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]:
-    """Three runs at the same time, each with one controller, one engine and one rank on one device: with shuffled
+    """Three runs, two at a time, each with one controller, one engine and one rank on one device: with shuffled
     answers; from the exported folder with the opposite reward; and an evaluation of that folder."""
     assert whole.status == 0, whole.output
     small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
@@ -80,7 +80,7 @@ def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]
         "opposite": (digits.arguments("opposite", *small, *opposite), "yatt_mm.train"),
         "evaluate": (digits.arguments("whole", *small, exported, "data.train=not/read"), "yatt_mm.evaluate"),
     }
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(max_workers=2) as pool:
         begun = {name: pool.submit(runs.run, command, module=module) for name, (command, module) in commands.items()}
         return {name: run.result() for name, run in begun.items()}
 

@@ -1,28 +1,34 @@
-"""Python imports this file in every process of a run whose PYTHONPATH has this folder: controllers then write down when
-they come to a phase, so that a test can kill a process there."""
+"""Python imports this file in every process of a run whose PYTHONPATH has this folder. Controllers then write down when
+they come to a phase, so that a test can kill a process there; and ranks do not finish the checkpoint of one folder, so
+that a test can kill them before they have."""
 
 from __future__ import annotations
 
 import builtins
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+HELD_S = 60
+"""The longest time for which a checkpoint is held."""
+
 _import = builtins.__import__
-MODULE = "yatt_mm.batching.rendezvous_client"
 
 
 def _import_and_wrap(name: str, *arguments: Any, **more: Any) -> Any:
     found = _import(name, *arguments, **more)
-    module = sys.modules.get(MODULE)
-    if module is not None and hasattr(module, "RendezvousClient"):
-        builtins.__import__ = _import
-        _wrap(module.RendezvousClient)
+    for module_name, (attribute, wrap) in WRAPPERS.items():
+        module = sys.modules.get(module_name)
+        if module is not None and hasattr(module, attribute):
+            builtins.__import__ = _import
+            wrap(module)
     return found
 
 
-def _wrap(client: Any) -> None:
+def _tell_phases(module: Any) -> None:
+    client = module.RendezvousClient
     meet = client._meet
 
     def meet_and_write(self: Any, *arguments: Any) -> Any:
@@ -33,6 +39,23 @@ def _wrap(client: Any) -> None:
 
     client._meet = meet_and_write
 
+
+def _hold_checkpoint(module: Any) -> None:
+    note_written = module.note_written
+
+    def note_later(path: Path, *arguments: Any) -> None:
+        if str(path.parent) == os.environ.get("YATT_TEST_HELD"):
+            time.sleep(HELD_S)
+        note_written(path, *arguments)
+
+    module.note_written = note_later
+
+
+WRAPPERS = {
+    "yatt_mm.batching.rendezvous_client": ("RendezvousClient", _tell_phases),
+    "yatt_mm.training.rank_checkpoint": ("PendingSave", _hold_checkpoint),
+}
+"""[module] what it has as soon as it can be wrapped, and what wraps it. A process imports one of them."""
 
 if "YATT_TEST_PHASES" in os.environ:
     builtins.__import__ = _import_and_wrap
