@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.core.disk_sync import sync_directory
-from yatt_mm.common.dropping import drop, put_aside
+from yatt_mm.common.dropping import drop, take_name
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import check_files, write_manifest
 from yatt_mm.common.writing import writing
@@ -71,11 +69,7 @@ class BegunSteps:
             (partial / STATE_FILE).write_text(json.dumps(state, indent=1))
         with writing(partial):
             write_manifest(partial)
-            dropped = put_aside(final) if final.exists() else None
-            partial.rename(final)
-            sync_directory(self.root)
-            if dropped is not None:
-                shutil.rmtree(dropped)  # at the end: it takes a while, and either of them counts until then
+            take_name(partial, final)
         return final
 
     def steps(self) -> list[int]:

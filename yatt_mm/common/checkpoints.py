@@ -20,7 +20,7 @@ from typing import Any
 
 from dataplane.core.disk_sync import sync_directory
 from yatt_mm.common.begun_steps import BegunSteps
-from yatt_mm.common.dropping import drop
+from yatt_mm.common.dropping import drop, take_name
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import check_files, num_written, write_manifest
 from yatt_mm.common.writing import writing
@@ -66,11 +66,9 @@ class Checkpoints:
             json.dump(state, file, indent=1)
         with writing(partial):
             write_manifest(partial)
-            if final.exists():
-                drop(final)
-            partial.rename(final)
+            take_name(partial, final)
         with writing(final):
-            for folder in (self.root, *self.root.absolute().parents[:3]):  # the first checkpoint of a run made them
+            for folder in self.root.absolute().parents[:3]:  # the first checkpoint of a run made them
                 with contextlib.suppress(PermissionError):  # of a folder above those of this user
                     sync_directory(folder)
         for old in self.steps()[: -self.keep]:

@@ -1,4 +1,4 @@
-"""Every environment variable that must be set before vLLM is imported or starts a process.
+"""What must be set before vLLM is imported or starts a process: environment variables, and what the process runs first.
 
 `spawning` restores the environment when the engine has started: vLLM itself adds variables (LD_PRELOAD for example)
 that must not reach other children of the calling process.
@@ -7,6 +7,8 @@ that must not reach other children of the calling process.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import spawn
+from typing import Any
 
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # on the CPU it prints many warnings that need no action
@@ -16,6 +18,8 @@ _DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Set for the whole process, unless the user has set them."""
+MAIN = "yatt_mm.rollout.core_main"
+_preparation_data = spawn.get_preparation_data
 
 
 @contextmanager
@@ -41,12 +45,21 @@ def spawning(*, num_threads: int, tmp_dir: str) -> Iterator[None]:
             "JOBLIB_MULTIPROCESSING": "0",
         }
     )
+    spawn.get_preparation_data = _with_own_main
     try:
         yield
     finally:
+        spawn.get_preparation_data = _preparation_data
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+def _with_own_main(name: str) -> dict[str, Any]:
+    """Return what multiprocessing tells a process that it starts, with `core_main` as its main module."""
+    told = _preparation_data(name)
+    told.pop("init_main_from_path", None)
+    return told | {"init_main_from_name": MAIN}
 
 
 def run_eagerly() -> None:

@@ -63,7 +63,9 @@ def test_a_checkpoint_loses_its_name_before_its_files(tmp_path: Path, monkeypatc
     checkpoints.clear_partial()
     assert [path.name for path in checkpoints.root.iterdir()] == ["step_000002"]
     checkpoints.begin(2)
-    checkpoints.commit(2, {"step": 2, "again": True})
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.commit(2, {"step": 2, "again": True})
     assert read_state(checkpoints.root / found(tmp_path)) == {"step": 2, "again": True}
 
 

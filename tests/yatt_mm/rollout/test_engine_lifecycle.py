@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(
     run(cancelled_start())
     assert leftovers() == set()
     assert dict(os.environ) == environment
+
+
+def test_what_vllm_starts_has_a_main_module_of_its_own_and_other_processes_keep_theirs(tmp_path: Path) -> None:
+    def main_of_a_process() -> dict[str, Any]:
+        told = spawn.get_preparation_data("a process")
+        return {name: value for name, value in told.items() if name.startswith("init_main")}
+
+    before = main_of_a_process()
+    with vllm_environment.spawning(num_threads=1, tmp_dir=str(tmp_path)):
+        assert main_of_a_process() == {"init_main_from_name": "yatt_mm.rollout.core_main"} != before
+    assert main_of_a_process() == before
 
 
 def test_a_launch_that_begins_after_its_end_starts_nothing(

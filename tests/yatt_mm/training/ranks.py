@@ -101,6 +101,7 @@ def _serve(rank: int, pipe: Connection) -> None:
     from models.compat.megatron_core import parallel_state
     from yatt_mm.training.distributed import init_distributed
 
+    gc.freeze()  # what is there now stays: to look through it after every job takes longer than most jobs
     while True:
         try:
             world_size, store, job, args = pipe.recv()
