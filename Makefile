@@ -60,7 +60,7 @@ algorithms: data
 	$(PYTHON) -m benchmarks.algorithms $(ARGS)
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 3 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
 	$(PYTHON) -m pytest -m "alone and not faults" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
