@@ -244,6 +244,7 @@ def save_both_ways(
         done = _steps(engine, 2) | {"weights": exported(engine)}
         dist.barrier()
         done["was_complete"] = num_written(directory / "later") > 0
+        dist.barrier()  # or another rank might have written its part before this one looks
         trained.set()
         engine.finish_save()
     dist.barrier()

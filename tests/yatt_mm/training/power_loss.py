@@ -20,8 +20,7 @@ import torch.distributed as dist
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
-from yatt_mm.common import checkpoints as checkpoints_module
-from yatt_mm.common import manifest
+from yatt_mm.common import dropping, manifest
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.control.commit import Commit
 from yatt_mm.training import part_files
@@ -34,7 +33,7 @@ GOOD_STEPS = (1, 2)
 FAULTS = {
     3: (part_files, "sync_file"),
     4: (manifest, "sync_directory"),
-    5: (checkpoints_module, "sync_directory"),
+    5: (dropping, "sync_directory"),
 }
 """By step a function that does nothing in the commit of that step, so that there is something to find."""
 
