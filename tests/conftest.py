@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.made_once import made_once
 from yatt_mm.common.large_imports import large_imports
+
+# numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp

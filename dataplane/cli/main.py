@@ -6,11 +6,10 @@ The commands that call a node are in `commands.py`, and `serve` is in `serve.py`
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dataplane.cli import commands
 from dataplane.cli.parsers import parse_count, parse_seconds
 from dataplane.cli.serve_options import add_serve
 from dataplane.client.client import Client
@@ -39,16 +38,8 @@ _EXAMPLES = """examples:
 """
 """The end of every --help text."""
 
-_COMMANDS: Mapping[str, Callable[[Client, argparse.Namespace], None]] = {
-    "put": commands.put,
-    "get": commands.get,
-    "release": commands.release,
-    "stat": commands.stat,
-    "top": commands.top,
-    "ingest": commands.ingest,
-    "quarantine": commands.quarantine,
-}
-"""The function of each command that calls a node."""
+_COMMANDS = ("put", "get", "release", "stat", "top", "ingest", "quarantine")
+"""The commands that call a node. Each is a function of `commands.py`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -112,9 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dataplane.cli.serve import serve
 
         return serve(args)
+    from dataplane.cli import commands  # they print tables, whose library a node does not need
+
     try:
         with Client(args.uri, timeout_s=args.timeout, credentials=_credentials(args)) as client:
-            _COMMANDS[args.command](client, args)
+            getattr(commands, args.command)(client, args)
             sys.stdout.flush()
     except BrokenPipeError:
         # otherwise the interpreter fails to flush when it exits

@@ -6,7 +6,7 @@ resolve few objects: making and reading Arrow arrays of a few numbers each took 
 
 import itertools
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -15,14 +15,14 @@ import pyarrow as pa
 from dataplane.core.arrays import ITEM_BYTES
 from dataplane.core.errors import DataPlaneError
 from dataplane.core.json_body import dump
-from dataplane.core.schemas import LOCATORS
+from dataplane.core.schemas import LOCATORS, packed_numbers, packed_strings
 
 MAX_JSON_OBJECTS = 96
 """The largest number of objects in a JSON reply; above about this number the record batch is faster."""
 
 _DTYPES = list(ITEM_BYTES)
 _DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
-_DTYPE_NAMES = pa.array(_DTYPES)
+_DTYPE_NAMES = packed_strings([name.encode() for name in _DTYPES])
 _DTYPE, _SHAPE = LOCATORS.field("dtype").type, LOCATORS.field("shape").type
 
 
@@ -58,13 +58,13 @@ class Locators:
         codes = pa.py_buffer(bytes([_DTYPE_CODE[name] for name in self.dtype]))
         shapes = [None, pa.py_buffer(array("i", ends))]
         columns = [
-            _column(pa.int32(), "i", self.segment),
-            _column(pa.int64(), "q", self.offset),
-            _column(pa.int64(), "q", self.nbytes),
+            packed_numbers(pa.int32(), "i", self.segment),
+            packed_numbers(pa.int64(), "q", self.offset),
+            packed_numbers(pa.int64(), "q", self.nbytes),
             pa.DictionaryArray.from_buffers(_DTYPE, count, [None, codes], _DTYPE_NAMES, 0),
-            pa.Array.from_buffers(_SHAPE, count, shapes, 0, children=[_column(pa.int64(), "q", dims)]),
-            _column(pa.int64(), "q", self.version),
-            _column(pa.int64(), "q", self.lease),
+            pa.Array.from_buffers(_SHAPE, count, shapes, 0, children=[packed_numbers(pa.int64(), "q", dims)]),
+            packed_numbers(pa.int64(), "q", self.version),
+            packed_numbers(pa.int64(), "q", self.lease),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=LOCATORS)
 
@@ -109,9 +109,3 @@ def _numbers(column: pa.Array, code: Literal["b", "i", "q"]) -> list[int]:
         return []
     values = memoryview(column.buffers()[1]).cast("b").cast(code)
     return values[column.offset : column.offset + len(column)].tolist()
-
-
-def _column(kind: pa.DataType, code: str, values: Iterable[int]) -> pa.Array:
-    """Return a primitive Arrow array of these values. `code` is the struct format character of its items."""
-    packed = array(code, values)
-    return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)], 0)

@@ -1,7 +1,13 @@
-"""The Arrow schemas of Flight messages."""
+"""The Arrow schemas of Flight messages, and columns made of packed bytes.
 
-from collections.abc import Iterator
+`pa.array` looks for a pandas object first: its first call in a process imports pandas where that is installed, which
+takes longer than all other imports of a node. Columns of packed bytes do not.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -62,3 +68,15 @@ def arrow_errors_as_bad_requests(what: str) -> Iterator[None]:
         found = str(error).split(". Detail:")[0][:300]
         wanted = "wanted messages as an Arrow library writes them"
         raise BadRequestError(f"{what} is not Arrow IPC ({found}); {wanted}") from error
+
+
+def packed_numbers(kind: pa.DataType, code: str, values: Iterable[int]) -> pa.Array:
+    """Return a primitive Arrow array of these values. `code` is the struct format character of its items."""
+    packed = array(code, values)
+    return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)], 0)
+
+
+def packed_strings(values: Sequence[bytes]) -> pa.Array:
+    """Return a `string` array of these texts, which are UTF-8."""
+    ends = array("i", accumulate(map(len, values), initial=0))
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(values)))

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-import fsspec
-
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.columns import ColumnOptions
-from dataplane.datasets.formats.file_search import find_files
+from dataplane.datasets.formats.file_search import filesystem_of, find_files
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import extension_of
 
@@ -189,12 +187,12 @@ def _folders(pattern: str) -> list[str]:
     if not separator:
         matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
         return sorted(str(Path(path).absolute()) for path in matches if Path(path).is_dir())
-    filesystem, path = fsspec.core.url_to_fs(pattern)
+    filesystem, path = filesystem_of(pattern)
     matches = filesystem.glob(path) if glob.has_magic(path) else [path]
     return [f"{protocol}://{match.lstrip('/')}" for match in sorted(matches) if filesystem.isdir(match)]
 
 
 def _without_protocol(pattern: str) -> str:
     if "://" in pattern:
-        return str(fsspec.core.url_to_fs(pattern)[1])
+        return filesystem_of(pattern)[1]
     return str(Path(pattern).expanduser().absolute())

@@ -18,7 +18,7 @@ import pyarrow.flight as fl
 from dataplane.core.errors import DataPlaneError, MissingObjectError
 from dataplane.core.json_body import dump, parse, take, take_refs
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import BATCH_BYTES, INLINE_BYTES, PIECES
+from dataplane.core.schemas import BATCH_BYTES, INLINE_BYTES, PIECES, packed_numbers, packed_strings
 from dataplane.server.flight_info import describe
 from dataplane.server.leasing import LeaseOptions, checksum, lease_ref, lease_some, span, start_missing
 from dataplane.server.services import Services
@@ -149,9 +149,9 @@ def _take_batch(rows: deque[_Row]) -> pa.RecordBatch:
         nbytes += rows[0].size
         taken.append(rows.popleft())
     columns = [
-        pa.array(np.array([row.at for row in taken], np.int32)),
-        pa.array(np.array([row.start for row in taken], np.int64)),
-        pa.array([row.info.decode() for row in taken], pa.string()),
+        packed_numbers(pa.int32(), "i", [row.at for row in taken]),
+        packed_numbers(pa.int64(), "q", [row.start for row in taken]),
+        packed_strings([row.info for row in taken]),
         _views([row.buffer() for row in taken]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PIECES)

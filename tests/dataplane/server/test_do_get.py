@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import pytest
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest
-from dataplane.core.refs import Ref
+from dataplane.core.locators import MAX_JSON_OBJECTS
+from dataplane.core.refs import ArraySpec, Ref
+from tests.dataplane.serving import serving
 from tests.dataplane.shards import wait_until
 
 
@@ -54,6 +58,19 @@ def test_one_stream_brings_many_objects_with_what_it_takes_to_verify_them(
         assert infos[at]["checksum"] == content_digest(array)
         assert "ref" not in infos[at]  # it is the one that was asked for
     client.release(refs)
+
+
+def test_a_node_loads_no_pandas_for_what_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow imports pandas for the first list that becomes an array, where it finds it."""
+    loaded = tmp_path / "loaded"
+    (tmp_path / "pandas.py").write_text(f"open({str(loaded)!r}, 'w')\nraise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving(tmp_path / "log") as served, Client(served.uri) as client:
+        specs = [ArraySpec(name=f"small/{at}", dtype="uint8", shape=(1,)) for at in range(MAX_JSON_OBJECTS + 1)]
+        refs = client.put_many(specs, [b"x"] * len(specs))
+        with fl.FlightClient(served.uri) as flight, Reader(served.uri) as reader:
+            assert len(pieces(flight, refs)[0]) == len(reader.resolve(refs)) == len(specs)  # both in record batches
+    assert not loaded.exists()
 
 
 def test_a_missing_object_in_a_stream_of_many_does_not_keep_the_others(client: Client, flight: fl.FlightClient) -> None:
