@@ -4,7 +4,6 @@ leaves behind."""
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
@@ -20,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import webdataset
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from tests.dataplane.shards import encode, write_tar
 from yatt_mm.common.owned_dirs import LOCK_FILE
 
 ROOT = Path(__file__).parents[2]
@@ -45,16 +43,16 @@ class Finished:
 
 def write_shard(path: Path, numbers: range, *, corrupt: tuple[int, ...] = ()) -> None:
     """Write digits as a WebDataset shard. The `corrupt` ones end in the middle of their image data."""
+    from sklearn.datasets import load_digits  # takes a second, and many that start runs write no shard
+
     digits = load_digits()
-    with webdataset.TarWriter(str(path)) as shard:
-        for number in numbers:
-            encoded = io.BytesIO()
-            scan = (digits.images[number] * 15).astype("uint8")
-            Image.fromarray(scan).resize((56, 56)).save(encoded, "PNG")
-            image = encoded.getvalue()
-            image = image[: len(image) // 2] if number in corrupt else image
-            fields = {"question": "What digit is this?", "answer": str(digits.target[number])}
-            shard.write({"__key__": f"{number:06d}", "png": image, "json": fields})
+    members: dict[str, bytes] = {}
+    for number in numbers:
+        image = encode(Image.fromarray((digits.images[number] * 15).astype("uint8")).resize((56, 56)))
+        members[f"{number:06d}.png"] = image[: len(image) // 2] if number in corrupt else image
+        fields = {"question": "What digit is this?", "answer": str(digits.target[number])}
+        members[f"{number:06d}.json"] = json.dumps(fields).encode()
+    write_tar(path, members)
 
 
 def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from examples.digits.data import Split, make_split, write_shards
-from examples.preparing import WarmedUp
 from tests.made_once import made_once
 from tests.yatt_mm import runs
+
+if TYPE_CHECKING:
+    from examples.preparing import WarmedUp
 
 NUM_TRAIN = 400
 CORRUPT = 20
@@ -57,6 +59,8 @@ class Digits:
 
 @pytest.fixture(scope="session")
 def digits(prepared_digits: tuple[Path, WarmedUp], tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    from examples.digits.data import Split, make_split, write_shards  # loads scikit-learn and torch
+
     made, prepared = prepared_digits
 
     def make(folder: Path) -> Digits:
