@@ -81,11 +81,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits example's Qwen2.5-VL with random weights, as a Hugging Face folder."""
     pytest.importorskip("torch")
-    from examples.digits.model import build_model_folder
 
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    build_model_folder(directory, seed=0)
-    return directory
+    def make(folder: Path) -> Path:
+        from examples.digits.model import build_model_folder  # loads torch and transformers, which takes seconds
+
+        build_model_folder(folder, seed=0)
+        return folder
+
+    return made_once(tmp_path_factory, "tiny", make)
 
 
 @pytest.fixture(scope="session")
