@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TOGETHER = {
     "tests/yatt_mm/rollout": "engines",
     "tests/models": "models",
+    "tests/dataplane/media": "models",
+    "tests/yatt_mm/preflight/test_first_prompts.py": "models",
     "tests/yatt_mm/training/lora": "models",
     "tests/yatt_mm/weights": "models",
     "tests/yatt_mm/training": "ranks",
@@ -32,9 +34,9 @@ TOGETHER = {
     "tests/yatt_mm/whole_runs/test_learning.py": "digits",
     "tests/yatt_mm/whole_runs/test_faults.py": "deaths",
 }
-"""The folders and files that share what takes longest to start: an engine, the processes of the training ranks, or
-whole runs. When pytest-xdist runs several files at a time, one worker takes all files of a
-group, and these groups come first. The first beginning of a path that fits counts."""
+"""The folders and files that share what takes longest to start: an engine, the processes of the training ranks,
+transformers, or whole runs. When pytest-xdist runs several files at a time, one worker takes all files of a group, and
+these groups come first. The first beginning of a path that fits counts."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
