@@ -13,6 +13,7 @@ no difference. Interrupted runs go on where they ended: mutants that are in `--o
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from typing import Any
 
@@ -86,7 +88,7 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = "no
     """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
     command += ["-m", marked]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
         environment["TMPDIR"] = temporary
         log = Path(temporary) / "log"
@@ -205,12 +207,14 @@ def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[st
 
 
 def _copy(target: Path) -> Path:
-    """Copy the files that git knows or would add into a new folder."""
+    """Copy the files that git knows or would add into a new folder, with compiled files that Python compares with
+    their sources by content: a changed file may have the time and size of the one before."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+    compileall.compile_dir(target, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
     return target
 
 
