@@ -247,8 +247,8 @@ NAMED_TROUBLE = (
         claim="a run's Ray listens on loopback alone",
         test=f"{KEYS}test_ray_and_its_actors_do_not_inherit_the_keys_of_judges_and_listen_on_loopback_alone",
         path="yatt_mm/runtime/cluster.py",
-        before="    ray_constants.ENABLE_RAY_CLUSTER = False\n",
-        after="",
+        before='(ray_constants, "ENABLE_RAY_CLUSTER", False)',
+        after='(ray_constants, "ENABLE_RAY_CLUSTER", True)',
     ),
     Named(
         claim="another user can enter no folder of a run",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -20,24 +21,29 @@ from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
     AuthenticationTokenLoader,
     Config,
 )
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from yatt_mm.common.errors import ConfigError, WorkerError
-from yatt_mm.common.held_memory import GPUS_VARIABLE
-from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.common.tokens import write_token
 from yatt_mm.runtime.signals import set_signals_again
 from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUT_S = 120.0
+START_PATIENCE_S = (30.0, 60.0, 120.0)
+"""The seconds that Ray has for each attempt to start."""
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
 """The name of the file with Ray's token."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
+
+_SERVERS = ("gcs_server", "raylet")
+"""Ray's processes without which no call of Ray comes to an end."""
+_SOCKET = "--raylet_socket_name="
+"""The argument of a raylet with the path of the socket on which it listens when it has started."""
+_IS_ERROR = re.compile(r" [ECF] \d+ \d+\] ")
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -63,7 +69,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
                 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(write_token(scratch / RAY_TOKEN)))
                 os.environ.pop("RAY_AUTH_TOKEN", None)  # it would count before the file
                 _read_environment()
-                _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
+                _start(scratch / "ray", num_cpus=num_cpus, **common)
                 processes = _servers()
         threading.Thread(target=_watch_servers, args=(processes, watching), name="Ray's servers", daemon=True).start()
         yield
@@ -75,27 +81,59 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
         _read_environment()
 
 
-def _start(**options: Any) -> None:
-    """Start a local cluster for this run. It listens on loopback alone, and every call to it must show a token that
-    only this user can read.
+def _start(folder: Path, **options: Any) -> None:
+    """Start a local cluster for this run, with its files in `folder`. It has no other address than 127.0.0.1 (Ray does
+    the same by itself where it supports clusters of one machine only), and every call to it must show a token that only
+    this user can read.
+
+    Ray chooses ports before its servers take them, and another process may be quicker. So it is started again, with
+    other ports, if a server ends or is not heard of; each time it has twice as long.
 
     Raises:
-        WorkerError: Ray's processes did not start in `START_TIMEOUT_S`, which can happen on a busy machine.
+        WorkerError: Ray could not start. It names what Ray's servers wrote last.
     """
-    try:
-        with _on_loopback(), _patient():
-            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
-    except Exception as error:  # Ray has no error class of its own for this
-        raise WorkerError(
-            f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
-            "processors; try again when it is lower, or name a running cluster in ray.address"
-        ) from error
+    for attempt, patience_s in enumerate(START_PATIENCE_S, 1):
+        started: list[Any] = []
+        try:
+            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(started, patience_s):
+                ray.init(
+                    include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
+                )
+            return
+        except Exception as error:  # Ray has no error class of its own for this
+            _end(started)
+            found = f"Ray could not start on this machine: {error}{_last_words(folder)} The load is "
+            found += f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+            if attempt == len(START_PATIENCE_S):
+                raise WorkerError(
+                    f"{found}; try again when it is lower, or name a running cluster in ray.address"
+                ) from error
+            log.warning("%s; it is started again", found)
+
+
+def _end(started: Sequence[Any]) -> None:
+    """Kill the processes of a start that failed, and disconnect from what was there."""
+    ray.shutdown()
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _last_words(folder: Path) -> str:
+    """Return the last error that each of Ray's servers has written in its newest session."""
+    said = []
+    for name in ("gcs_server", "raylet"):
+        files = [folder / "session_latest" / "logs" / f"{name}.{kind}" for kind in ("out", "err")]
+        lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
+        if errors := [line for line in lines if _IS_ERROR.search(line)]:
+            said.append(f" {name} wrote: {errors[-1][-500:]}")
+    return "".join(said)
 
 
 def _servers() -> dict[str, Any]:
-    """Return the processes, started here, without which no call of Ray comes to an end."""
+    """Return the servers of the cluster that was started here."""
     node: Any = worker._global_node
-    return {kind: node.all_processes[kind][0].process for kind in ("gcs_server", "raylet")}
+    return {kind: node.all_processes[kind][0].process for kind in _SERVERS}
 
 
 def _watch_servers(servers: Mapping[str, Any], is_over: threading.Event) -> None:
@@ -109,37 +147,49 @@ def _watch_servers(servers: Mapping[str, Any], is_over: threading.Event) -> None
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let a cluster that starts during the block have no other address than 127.0.0.1. Ray does the same by itself
-    where it supports clusters of one machine only."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
+def _patched(*changes: tuple[ModuleType, str, Any]) -> Iterator[None]:
+    """Change names of modules of Ray during a block."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+class _NotStartedError(Exception):
+    """A server of Ray ended, or is not heard of. (Ray would ask again after a RuntimeError.)"""
 
 
 @contextmanager
-def _patient() -> Iterator[None]:
-    """Let the processes of a cluster that starts during the block have `START_TIMEOUT_S`. Ray gives them 30 s after its
-    first question for the new node has failed, which is not enough where several runs start at the same time."""
-    before, deadline_s = services.get_node, time.monotonic() + START_TIMEOUT_S
+def _watched_start(started: list[Any], patience_s: float) -> Iterator[None]:
+    """Put the processes that Ray starts during the block into `started`, and let its node have `patience_s` to appear,
+    unless a server ends before. Ray gives it 30 s, whatever happens: so long does one question for the node take, and
+    it is asked when the raylet listens."""
+    find, start, deadline_s = services.get_node, services.ConsolePopen, time.monotonic() + patience_s
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        started.append(start(*arguments, **options))
+        return started[-1]
 
     def get_node(*arguments: Any) -> Any:
+        sockets = [Path(word.partition("=")[2]) for one in started for word in one.args if word.startswith(_SOCKET)]
         while True:
-            try:
-                return before(*arguments)
-            except RuntimeError:  # the node is not known yet
-                if time.monotonic() > deadline_s:
-                    raise
-            time.sleep(0.1)
+            for process in started:
+                name = Path(process.args[0]).name
+                if name in _SERVERS and process.poll() is not None:
+                    raise _NotStartedError(f"its {name} ended with status {process.returncode}.")
+            if all(path.exists() for path in sockets):
+                with suppress(RuntimeError):  # the node is not known yet
+                    return find(*arguments)
+            if time.monotonic() > deadline_s:
+                raise _NotStartedError(f"its node did not appear in {patience_s:g} s.")
+            time.sleep(POLL_S / 10)
 
-    services.get_node = get_node
-    try:
+    with _patched((services, "get_node", get_node), (services, "ConsolePopen", popen)):
         yield
-    finally:
-        services.get_node = before
 
 
 def _read_environment() -> None:
@@ -187,15 +237,9 @@ def _our_signals() -> Iterator[None]:
     `timeout`, schedulers) does not reach them, and Ray does not wait a minute for processes that are gone. And Ray
     installs no handler of SIGTERM, which would end the launcher at once.
     """
-    starting, setting = (services, "ConsolePopen"), (utils, "set_sigterm_handler")
-    before = [(module, name, getattr(module, name)) for module, name in (starting, setting)]
-    setattr(*starting, functools.partial(services.ConsolePopen, process_group=0))
-    setattr(*setting, lambda handler: None)
-    try:
+    popen = functools.partial(services.ConsolePopen, process_group=0)
+    with _patched((services, "ConsolePopen", popen), (utils, "set_sigterm_handler", lambda handler: None)):
         yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 def _connect(address: str, **options: Any) -> None:
@@ -210,69 +254,3 @@ def _connect(address: str, **options: Any) -> None:
         raise ConfigError(
             f"ray.address is {address!r}: {error}; name a running cluster, or leave it out to start Ray here"
         ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The devices that Ray reserved for a run: one bundle per device."""
-
-    group: PlacementGroup
-    gpus: tuple[str, ...]
-    """[device] the machine's name for its GPU: a number or a UUID. Empty where devices are CPU slots."""
-
-    def beside(self, devices: Sequence[int]) -> dict[str, Any]:
-        """Return options that put an actor on these devices without claiming them, because roles take turns."""
-        options: dict[str, Any] = {
-            "num_cpus": 0,
-            "num_gpus": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=devices[0]
-            ),
-        }
-        if self.gpus:
-            gpus = ",".join(self.gpus[device] for device in devices)
-            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": gpus, GPUS_VARIABLE: gpus}}
-        return options
-
-
-@contextmanager
-def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices]:
-    """Reserve GPUs for a `with` block, or CPU slots where the cluster has none; yield which they are.
-
-    Raises:
-        WorkerError: the cluster does not have them free in time.
-    """
-    use_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    bundle = {"GPU": 1.0, "CPU": 1.0} if use_gpus else {"CPU": 1.0}
-    group = placement_group([bundle] * num_devices, strategy="PACK")
-    try:
-        if not group.wait(timeout_seconds=deadline_s):
-            have = ray.cluster_resources()
-            raise WorkerError(
-                f"Ray could not reserve {num_devices} x {bundle} in {deadline_s:g} s; the cluster has "
-                f"{ {name: have.get(name, 0.0) for name in bundle} }; lower placement.num_devices or free devices"
-            )
-        nodes = set(placement_group_table(group)["bundles_to_node_id"].values())
-        if nodes != {ray.get_runtime_context().get_node_id()}:
-            raise WorkerError(
-                f"Ray reserved devices on {len(nodes)} machine(s), not all of them this one; the parts of a run share "
-                "memory, so start it on the machine that has the devices"
-            )
-        yield Devices(group=group, gpus=_gpus_of(group, num_devices, deadline_s) if use_gpus else ())
-    finally:
-        remove_placement_group(group)
-
-
-def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tuple[str, ...]:
-    """Return for each device the GPU that Ray gave its bundle. It differs from the device's number where others use the
-    machine too."""
-
-    def own() -> str:
-        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return str(gpu)
-
-    remote: Any = ray.remote(num_cpus=0, num_gpus=1)(own)
-    strategies = (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=d) for d in range(num_devices))
-    calls = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-    named = [(f"device {device}", call) for device, call in enumerate(calls)]
-    return tuple(wait_all(named, what="naming its GPU", deadline_s=deadline_s))

@@ -26,12 +26,11 @@ from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.protocol.control import RunStart, Team
 from yatt_mm.protocol.placement_model import Role, State, Unit
 from yatt_mm.runtime.actors import create
-from yatt_mm.runtime.cluster import reserved_devices
 from yatt_mm.runtime.judge_actors import judge_makers
 from yatt_mm.runtime.makers import Maker, create_keeper, create_reward_workers, engine_makers, rank_makers
 from yatt_mm.runtime.run_dir import BEST_DIR, EXPORT_DIR
 from yatt_mm.runtime.run_node import RunNode
-from yatt_mm.runtime.site import Site, log_file
+from yatt_mm.runtime.site import Site, log_file, reserved_devices
 from yatt_mm.runtime.starting import start
 
 STOP_DEADLINE_S = 30.0

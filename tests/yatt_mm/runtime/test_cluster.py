@@ -6,6 +6,8 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +17,8 @@ from ray._private import services
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
 from yatt_mm.runtime import cluster
-from yatt_mm.runtime.cluster import Devices, _our_signals, asks_for_no_token, reserved_devices
+from yatt_mm.runtime.cluster import _our_signals, asks_for_no_token
+from yatt_mm.runtime.site import Devices, reserved_devices
 
 
 @pytest.fixture
@@ -68,13 +71,37 @@ def test_a_node_of_ray_that_is_slow_to_appear_is_waited_for_until_the_deadline(m
         return node
 
     monkeypatch.setattr(services, "get_node", get_node)
-    with cluster._patient():
+    with cluster._watched_start([], 60.0):
         assert services.get_node("one") == "one"
     assert services.get_node is get_node and len(asked) == 4
-    monkeypatch.setattr(cluster, "START_TIMEOUT_S", 0.0)
     asked.clear()
-    with cluster._patient(), pytest.raises(RuntimeError, match="it is not there"):
+    with cluster._watched_start([], 0.0), pytest.raises(Exception, match="its node did not appear in 0 s"):
         services.get_node("one")
+
+
+@pytest.mark.alone
+def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raylets: list[Any] = []
+
+    class FirstRayletDies(services.ConsolePopen):  # type: ignore[misc]
+        def __init__(self, command: list[str], *arguments: Any, **options: Any) -> None:
+            super().__init__(command, *arguments, **options)
+            if Path(command[0]).name == "raylet":
+                raylets.append(self)
+                if len(raylets) == 1:
+                    self.kill()
+
+    monkeypatch.setattr(services, "ConsolePopen", FirstRayletDies)
+    others = set(psutil.Process().children(recursive=True))
+    with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as folder:
+        with cluster.ray_session(None, num_cpus=1, scratch=Path(folder), env={}):
+            assert ray.get(ray.remote(num_cpus=0)(lambda: 7).remote(), timeout=60) == 7
+            gcs = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
+            assert len(set(gcs) - others) == 1, "that of the first attempt is gone"
+    assert "its raylet ended with status -9" in caplog.text and "it is started again" in caplog.text
+    assert len(raylets) == 2
 
 
 def test_on_a_machine_without_gpus_nothing_is_said_of_them() -> None:
