@@ -28,7 +28,7 @@ from yatt_mm.runtime.signals import set_signals_again
 from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
-START_PATIENCE_S = (30.0, 60.0, 120.0)
+START_TIMEOUTS_S = (30.0, 60.0, 120.0)
 """The seconds that Ray has for each attempt to start."""
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
@@ -92,10 +92,10 @@ def _start(folder: Path, **options: Any) -> None:
     Raises:
         WorkerError: Ray could not start. It names what Ray's servers wrote last.
     """
-    for attempt, patience_s in enumerate(START_PATIENCE_S, 1):
+    for attempt, timeout_s in enumerate(START_TIMEOUTS_S, 1):
         started: list[Any] = []
         try:
-            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(started, patience_s):
+            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(started, timeout_s):
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
                 )
@@ -104,7 +104,7 @@ def _start(folder: Path, **options: Any) -> None:
             _end(started)
             found = f"Ray could not start on this machine: {error}{_last_words(folder)} The load is "
             found += f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-            if attempt == len(START_PATIENCE_S):
+            if attempt == len(START_TIMEOUTS_S):
                 raise WorkerError(
                     f"{found}; try again when it is lower, or name a running cluster in ray.address"
                 ) from error
@@ -164,11 +164,11 @@ class _NotStartedError(Exception):
 
 
 @contextmanager
-def _watched_start(started: list[Any], patience_s: float) -> Iterator[None]:
-    """Put the processes that Ray starts during the block into `started`, and let its node have `patience_s` to appear,
+def _watched_start(started: list[Any], timeout_s: float) -> Iterator[None]:
+    """Put the processes that Ray starts during the block into `started`, and let its node have `timeout_s` to appear,
     unless a server ends before. Ray gives it 30 s, whatever happens: so long does one question for the node take, and
     it is asked when the raylet listens."""
-    find, start, deadline_s = services.get_node, services.ConsolePopen, time.monotonic() + patience_s
+    find, start, deadline_s = services.get_node, services.ConsolePopen, time.monotonic() + timeout_s
 
     def popen(*arguments: Any, **options: Any) -> Any:
         started.append(start(*arguments, **options))
@@ -185,7 +185,7 @@ def _watched_start(started: list[Any], patience_s: float) -> Iterator[None]:
                 with suppress(RuntimeError):  # the node is not known yet
                     return find(*arguments)
             if time.monotonic() > deadline_s:
-                raise _NotStartedError(f"its node did not appear in {patience_s:g} s.")
+                raise _NotStartedError(f"its node did not appear in {timeout_s:g} s.")
             time.sleep(POLL_S / 10)
 
     with _patched((services, "get_node", get_node), (services, "ConsolePopen", popen)):
