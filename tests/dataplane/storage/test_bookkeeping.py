@@ -12,6 +12,7 @@ from dataplane.core.refs import Ref
 from dataplane.storage import retention_marks, scopes
 from dataplane.storage.disk_files import OVERHEAD_BYTES, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry, Slab
+from dataplane.storage.eviction import choose_victims
 from dataplane.storage.eviction_order import EvictionOrder
 from dataplane.storage.leases import Leases
 from dataplane.storage.retention_marks import RetentionMarks
@@ -172,6 +173,29 @@ def test_a_spilled_object_that_becomes_durable_is_charged_once(kit: Kit) -> None
     kit.store.release(["a"])
     assert kit.store.find("a") is None
     assert kit.store.stat()["spilled_bytes"] == (num_files - 1) * charge_bytes(BLOCK)
+
+
+def test_an_object_can_go_if_the_disk_takes_exactly_its_file(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.put("a")
+    monkeypatch.setattr(SpillBudget, "takes_bytes", charge_bytes(BLOCK))
+    assert kit.store._table.room_bytes == BLOCK
+    monkeypatch.setattr(SpillBudget, "takes_bytes", charge_bytes(BLOCK) - 1)
+    assert kit.store._table.room_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "evictable", "chosen"),
+    [
+        ([], [(0, 50), (110, 150), (50, 110)], [2, 1]),  # 100 bytes go instead of 110, although they are further on
+        ([], [(110, 150), (0, 40), (40, 110)], [1, 2]),  # 110 bytes either way: the first
+        ([(200, 260)], [(0, 50), (160, 200), (300, 390)], [1]),  # younger ones stay
+        ([(0, 90)], [(100, 190)], []),  # a gap between them
+    ],
+)
+def test_of_the_oldest_those_with_the_fewest_bytes_make_room(
+    free: list[tuple[int, int]], evictable: list[tuple[int, int]], chosen: list[int]
+) -> None:
+    assert choose_victims(free, evictable, lambda start, end: end - start >= 100) == chosen
 
 
 def test_files_that_are_written_and_mapped_leave_no_descriptor_open(kit: Kit) -> None:

@@ -1,6 +1,7 @@
 """Tests of the Arrow files of objects: where the body begins, and what any Arrow reader finds."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +53,21 @@ def test_a_bit_that_changes_anywhere_outside_of_the_body_is_found(tmp_path: Path
             read_ipc(path)
     path.write_bytes(good)
     assert read_ipc(path)[1] == nbytes
+
+
+@pytest.mark.parametrize(("offset", "nbytes", "hole"), [(-1, 5, 0), (0, 1 << 20, 0), (64, -1, 0), (0, 0, 1 << 30)])
+def test_a_description_that_does_not_fit_the_file_is_refused_before_anything_is_read(
+    tmp_path: Path, offset: int, nbytes: int, hole: int
+) -> None:
+    path = tmp_path / "object"
+    said = json.dumps({"offset": offset, "nbytes": nbytes, "frame": "0" * 32})
+    schema = pa.schema([("data", pa.uint8())], metadata={"dataplane": said})
+    made = tmp_path / "made"
+    with pa.OSFile(str(made), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array([1], pa.uint8())], schema=schema))
+    with path.open("wb") as file:
+        file.write(made.read_bytes()[:8])
+        file.seek(hole, os.SEEK_CUR)  # a reader finds the end first, and what it tells of the rest
+        file.write(made.read_bytes()[8:])
+    with pytest.raises(ChecksumError, match=f"{nbytes} bytes at {offset} in a file of"):
+        read_ipc(path)
