@@ -86,8 +86,8 @@ def _start(folder: Path, **options: Any) -> None:
     the same by itself where it supports clusters of one machine only), and every call to it must show a token that only
     this user can read.
 
-    Ray chooses ports before its servers take them, and another process may be quicker. So it is started again, with
-    other ports, if a server ends or is not heard of; each time it has twice as long.
+    On a busy machine it happens that a server of Ray does not come up. So Ray is started again if a server ends or is
+    not heard of; each time it has twice as long.
 
     Raises:
         WorkerError: Ray could not start. It names what Ray's servers wrote last.
@@ -114,6 +114,7 @@ def _start(folder: Path, **options: Any) -> None:
 def _end(started: Sequence[Any]) -> None:
     """Kill the processes of a start that failed, and disconnect from what was there."""
     ray.shutdown()
+    set_signals_again()
     for process in started:
         process.kill()
         process.wait()
