@@ -1,6 +1,6 @@
 """Runs the quick half of the tests again and again on busy cores, with threads that are late at random.
 
-    python -m tests.shaken --runs 50 --log shaken.jsonl     # two at a time: about two hours on two cores
+    python -m tests.shaken --runs 50 --log shaken.jsonl     # two at a time: about three hours on two cores
 
 Each run is the load of the one beside it. A run that is red names its tests. Runs are appended to the log, so that
 fifty of them may be made in several sittings.
