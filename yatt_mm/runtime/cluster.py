@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
     Config,
 )
 
+from dataplane.core.child_process import wait_for_killed
 from yatt_mm.common.errors import ConfigError, WorkerError
 from yatt_mm.common.tokens import write_token
 from yatt_mm.runtime.signals import set_signals_again
@@ -30,6 +31,7 @@ from yatt_mm.runtime.supervised import LIFELINE
 CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUTS_S = (30.0, 60.0, 120.0)
 """The seconds that Ray has for each attempt to start."""
+END_TIMEOUT_S = 5.0
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
 """The name of the file with Ray's token."""
@@ -93,15 +95,13 @@ def _start(folder: Path, **options: Any) -> None:
         WorkerError: Ray could not start. It names what Ray's servers wrote last.
     """
     for attempt, timeout_s in enumerate(START_TIMEOUTS_S, 1):
-        started: list[Any] = []
         try:
-            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(started, timeout_s):
+            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(timeout_s):
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
                 )
             return
         except Exception as error:  # Ray has no error class of its own for this
-            _end(started)
             found = f"Ray could not start on this machine: {error}{_last_words(folder)} The load is "
             found += f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
             if attempt == len(START_TIMEOUTS_S):
@@ -111,19 +111,10 @@ def _start(folder: Path, **options: Any) -> None:
             log.warning("%s; it is started again", found)
 
 
-def _end(started: Sequence[Any]) -> None:
-    """Kill the processes of a start that failed, and disconnect from what was there."""
-    ray.shutdown()
-    set_signals_again()
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def _last_words(folder: Path) -> str:
     """Return the last error that each of Ray's servers has written in its newest session."""
     said = []
-    for name in ("gcs_server", "raylet"):
+    for name in _SERVERS:
         files = [folder / "session_latest" / "logs" / f"{name}.{kind}" for kind in ("out", "err")]
         lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
         if errors := [line for line in lines if _IS_ERROR.search(line)]:
@@ -165,10 +156,11 @@ class _NotStartedError(Exception):
 
 
 @contextmanager
-def _watched_start(started: list[Any], timeout_s: float) -> Iterator[None]:
-    """Put the processes that Ray starts during the block into `started`, and let its node have `timeout_s` to appear,
-    unless a server ends before. Ray gives it 30 s, whatever happens: so long does one question for the node take, and
-    it is asked when the raylet listens."""
+def _watched_start(timeout_s: float) -> Iterator[None]:
+    """Let Ray's node have `timeout_s` to appear during the block, unless a server ends before. The processes that Ray
+    started are ended if it does not. Ray gives it 30 s, whatever happens: so long does one question for the node take,
+    and it is asked when the raylet listens."""
+    started: list[Any] = []
     find, start, deadline_s = services.get_node, services.ConsolePopen, time.monotonic() + timeout_s
 
     def popen(*arguments: Any, **options: Any) -> Any:
@@ -189,8 +181,17 @@ def _watched_start(started: list[Any], timeout_s: float) -> Iterator[None]:
                 raise _NotStartedError(f"its node did not appear in {timeout_s:g} s.")
             time.sleep(POLL_S / 10)
 
-    with _patched((services, "get_node", get_node), (services, "ConsolePopen", popen)):
-        yield
+    try:
+        with _patched((services, "get_node", get_node), (services, "ConsolePopen", popen)):
+            yield
+    except Exception:
+        ray.shutdown()
+        set_signals_again()
+        for process in started:
+            process.kill()
+        for process in started:
+            wait_for_killed(process, Path(process.args[0]).name, END_TIMEOUT_S)
+        raise
 
 
 def _read_environment() -> None:

@@ -71,11 +71,11 @@ def test_a_node_of_ray_that_is_slow_to_appear_is_waited_for_until_the_deadline(m
         return node
 
     monkeypatch.setattr(services, "get_node", get_node)
-    with cluster._watched_start([], 60.0):
+    with cluster._watched_start(60.0):
         assert services.get_node("one") == "one"
     assert services.get_node is get_node and len(asked) == 4
     asked.clear()
-    with cluster._watched_start([], 0.0), pytest.raises(Exception, match="its node did not appear in 0 s"):
+    with cluster._watched_start(0.0), pytest.raises(cluster._NotStartedError, match="its node did not appear in 0 s"):
         services.get_node("one")
 
 
