@@ -8,6 +8,7 @@
 # make check    lint and types only
 # make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
 # make faults   more whole runs that are killed and interrupted
+# make hosts    whole runs over several hosts, which are namespaces of this machine; needs root
 # make mutants  300 small changes of the product, drawn at random, which some test must notice
 # make explore  the tests of properties, on many new random examples
 # make light    what needs no torch, on Python 3.12 and 3.13 where they are installed
@@ -25,7 +26,7 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one k
 
 export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
 
-.PHONY: train judge motion compare algorithms test unit check parity faults mutants explore light data clean
+.PHONY: train judge motion compare algorithms test unit check parity faults hosts mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -60,11 +61,11 @@ algorithms: data
 	$(PYTHON) -m benchmarks.algorithms $(ARGS)
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults or hosts)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
 	$(PYTHON) -m pytest -m "alone and not faults" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
-	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 5 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults or hosts)" -n 5 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)
@@ -72,6 +73,9 @@ parity: $(STAMP)
 
 faults: $(STAMP)
 	$(PYTHON) -m pytest -m faults $(ARGS)
+
+hosts: $(STAMP)
+	$(PYTHON) -m pytest tests/hosts -m hosts $(ARGS)
 
 mutants: $(STAMP)
 	$(PYTHON) -m tests.mutation --out mutants.jsonl $(ARGS)

@@ -47,12 +47,15 @@ class Credentials:
     """The PEM file of the client's own certificate, for nodes that ask for a certificate (mutual TLS)."""
     tls_key: Path | None = None
     """The PEM file of the private key of `tls_cert`."""
+    is_insecure: bool = False
+    """True on a network of your own: nothing is said of a token that crosses it unencrypted."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read the credentials from environment variables.
 
-        They are DATAPLANE_TOKEN_FILE, DATAPLANE_TOKEN, DATAPLANE_TLS_CA, DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY.
+        They are DATAPLANE_TOKEN_FILE, DATAPLANE_TOKEN, DATAPLANE_TLS_CA, DATAPLANE_TLS_CERT, DATAPLANE_TLS_KEY, and
+        DATAPLANE_INSECURE, which is 1 for `is_insecure`.
         """
         found = os.environ if environ is None else environ
 
@@ -65,6 +68,7 @@ class Credentials:
             tls_ca=path("DATAPLANE_TLS_CA"),
             tls_cert=path("DATAPLANE_TLS_CERT"),
             tls_key=path("DATAPLANE_TLS_KEY"),
+            is_insecure=found.get("DATAPLANE_INSECURE") == "1",
         )
 
     def shown_token(self) -> str:
@@ -91,7 +95,7 @@ def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient
     if token:
         if not token.isascii() or not token.isprintable():
             raise BadRequestError("the token has characters that are not printable ASCII; check DATAPLANE_TOKEN")
-        if not uri.startswith(TLS_SCHEMES) and not _is_loopback(uri):
+        if not (uri.startswith(TLS_SCHEMES) or _is_loopback(uri) or shown.is_insecure):
             log.warning("the token for %s crosses the network in the clear: use grpc+tls://", uri)
         options["middleware"] = [_ShowToken(token)]
     try:

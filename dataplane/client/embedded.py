@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedNode:
-    """A node in a child process, which runs `python -m dataplane serve` on a loopback port. The constructor waits until
-    the node is ready.
+    """A node in a child process, which runs `python -m dataplane serve`, on a loopback port unless it is told another
+    address. The constructor waits until the node is ready.
 
     The node runs in a separate process session, so that Ctrl-C reaches only its owner. The node ends when this process
     ends (its standard input closes, and the operating system sends it a signal). `stop` ends exactly this node and
@@ -58,6 +58,7 @@ class EmbeddedNode:
         tmp_dir: str | None = None,
         node_id: str = "",
         host_id: str = "",
+        host: str = "127.0.0.1",
         port: int = 0,
         restart: bool = True,
         on_failure: Callable[[NodeUnavailableError], None] | None = None,
@@ -68,10 +69,11 @@ class EmbeddedNode:
         token_file: Path | None = None,
         log_file: Path | None = None,
     ) -> None:
-        """`token_file`: the tokens that clients must show; without it every local process may connect. `log_file`:
-        where the node's log goes; without it, to the standard error of this process."""
-        self._reservation = _reserve(port)
-        self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
+        """`host`: the address at which the node listens. `token_file`: the tokens that clients must show; without it
+        every local process may connect. `log_file`: where the node's log goes; without it, to the standard error of
+        this process."""
+        self._reservation = _reserve(host, port)
+        self.uri = f"grpc://{host}:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
         """The number of times that the node was started again."""
         self.last_restart_s = 0.0
@@ -81,7 +83,7 @@ class EmbeddedNode:
         """The error that says why the node is not started again; None until the restarts are given up."""
         self._on_failure = on_failure
         self._command = [sys.executable, "-m", "dataplane", "serve", "--embedded"]
-        self._command += ["--port", str(self._reservation.getsockname()[1])]
+        self._command += ["--host", host, "--port", str(self._reservation.getsockname()[1])]
         self._command += ["--memory", str(memory_bytes), "--workers", str(num_workers)]
         self._command += [f"--node-id={node_id or new_node_id()}"] + [f"--host-id={host_id}"] * bool(host_id)
         for peer, uri in (peers or {}).items():
@@ -209,9 +211,9 @@ class EmbeddedNode:
             self._on_failure(self.failure)
 
 
-def _reserve(port: int) -> socket.socket:
-    """Return a socket that is bound to a port of 127.0.0.1, to keep the port while the node restarts. For port 0 the
-    system chooses a free port.
+def _reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to a port of this machine's address `host`, to keep the port while the node
+    restarts. For port 0 the system chooses a free port.
 
     The socket never listens, so the node can still listen on the port (both sockets have SO_REUSEADDR), and the system
     does not use the port for outgoing connections. Raises NodeUnavailableError if the port is taken.
@@ -219,10 +221,13 @@ def _reserve(port: int) -> socket.socket:
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        reservation.bind(("127.0.0.1", port))
+        reservation.bind((host, port))
     except OSError as error:
         reservation.close()
-        raise NodeUnavailableError(f"port {port} is taken on 127.0.0.1 ({error.strerror}); choose another") from error
+        raise NodeUnavailableError(
+            f"port {port} of {host} is not available ({error.strerror}); choose another port, or an address of this "
+            "machine"
+        ) from error
     return reservation
 
 

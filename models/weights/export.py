@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from models.weights.expert_stack import ExpertStack, copy_whole
-from models.weights.export_plan import Shards, WeightMeta, buckets, holders, metadata, plan, replica
+from models.weights.export_plan import Shards, WeightMeta, buckets, holders, metadata, plan
 from models.weights.load import Held, WeightTable, global_names
 
 
@@ -81,15 +81,21 @@ class ShardedWeights:
                 parts = held.params if isinstance(held, ExpertStack) else [held]
                 yield from ((shards.match.names[0], part) for part in parts)
 
-    def own_parts(self, full: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield (name, part of a parameter of this rank, its place in `full`). When all ranks have copied their parts,
-        `full` is the model.
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that together hold exactly one whole model, this one among them, by their numbers in the world."""
+        return tuple(dist.get_process_group_ranks(self._group))
+
+    def own_parts(
+        self, full: Mapping[str, torch.Tensor], number: int, num_replicas: int
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield (name, part of a parameter of this rank, its place in `full`). When all ranks of `num_replicas` whole
+        models have copied their parts, `full` is the model. `number`: which of these models this rank belongs to.
 
         If several ranks hold the same part, one of them is chosen, a different one from part to part. No collective is
         called.
         """
         rank = self._group.rank()
-        number, num_replicas = replica()
         mine = [shards for shards in self._planned if rank in shards.owners]
         for shards in mine[number::num_replicas]:
             match, position = shards.match, shards.owners.index(rank)

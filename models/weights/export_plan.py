@@ -66,16 +66,6 @@ def holders() -> dist.ProcessGroup:
     return experts if experts.size() > model.size() else model
 
 
-def replica() -> tuple[int, int]:
-    """Several groups of ranks hold the same weights. Return which of them this rank's `holders()` are (counted from 0),
-    and how many there are."""
-    if holders() is parallel_state.get_model_parallel_group():
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    else:
-        group = parallel_state.get_expert_data_parallel_group()
-    return group.rank(), group.size()
-
-
 def plan(own: Mapping[str, Held], table: WeightTable) -> list[Shards]:
     """Return every exported parameter, in the same order on all ranks. `own` are this rank's, by their global names.
     All ranks of `holders()` must call this together."""

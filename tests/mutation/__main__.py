@@ -84,7 +84,9 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
         file.write_bytes(source)
 
 
-def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = "not (alone or parity or faults)") -> str:
+def _failure(
+    copy: Path, tests: Sequence[str], limit_s: float, marked: str = "not (alone or parity or faults or hosts)"
+) -> str:
     """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
     command += ["-m", marked]

@@ -11,7 +11,7 @@ from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import StopRequested
-from yatt_mm.common.progress import progress_path, read_progress
+from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.common.ray_calls import ask_actor
 from yatt_mm.protocol.control import Best, Slot
 from yatt_mm.protocol.saved_groups import SavedGroup
@@ -31,8 +31,18 @@ class RendezvousClient:
     `may_stop`, after the run was told to stop.
     """
 
-    def __init__(self, actor: Any, *, controller: int, restart_count: int, step: int, deadline_s: float) -> None:
-        """`actor`: the handle of the Ray actor. `step`: the number of finished steps."""
+    def __init__(
+        self,
+        actor: Any,
+        *,
+        controller: int,
+        restart_count: int,
+        step: int,
+        deadline_s: float,
+        progress: HostProgress,
+    ) -> None:
+        """`actor`: the handle of the Ray actor. `step`: the number of finished steps. `progress` tells whether the
+        rendezvous is at work."""
         self.step = step
         """The step of the run, in the name of every meeting."""
         self.phase = "start"
@@ -43,6 +53,7 @@ class RendezvousClient:
         self._controller = controller
         self._restart_count = restart_count
         self._deadline_s = deadline_s
+        self._progress = progress
         self._num_meetings = 0
         self._stop: Any = None
 
@@ -159,5 +170,5 @@ class RendezvousClient:
             method,
             *arguments,
             deadline_s=self._deadline_s,
-            done_by=lambda: read_progress(progress_path("rendezvous")),
+            done_by=lambda: self._progress.of(["the rendezvous"]),
         )

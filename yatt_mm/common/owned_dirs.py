@@ -34,7 +34,26 @@ def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Create a folder `parent/prefix...`, yield its path, and remove it at the end of the `with` block. Folders of dead
     owners with this prefix are removed first."""
     remove_orphans(parent, prefix)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    with _owned(Path(tempfile.mkdtemp(prefix=prefix, dir=parent))) as folder:
+        yield folder
+
+
+@contextmanager
+def same_folder(folder: Path, prefix: str) -> Iterator[None]:
+    """Create a folder that `owned_folder` created on another machine, with the same path, for the `with` block.
+
+    Raises:
+        OSError: it cannot be made; FileExistsError if it is there, because both machines have the same files.
+    """
+    remove_orphans(folder.parent, prefix)
+    folder.mkdir(mode=0o700)
+    with _owned(folder):
+        yield
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[Path]:
+    """Own a new folder during a block, and remove it at the end."""
     try:
         with (folder / f"{LOCK_FILE}.new").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

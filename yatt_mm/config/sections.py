@@ -55,11 +55,16 @@ class DataplaneSection(Section):
 class RaySection(Section):
     address: str | None = None
     """An existing cluster (`auto` or host:port); without it the run starts Ray on this machine."""
+    env: dict[str, str] = {}
+    """Variables of the environment for all engines and training ranks, such as `{NCCL_IB_HCA: mlx5}`."""
 
 
 class PlacementSection(Section):
     num_devices: Count = 2
     """The number of GPUs, or on a machine without any, of CPU slots."""
+    devices_per_host: Count | None = None
+    """The devices that the run takes on each host of the cluster `ray.address`, a divisor of `num_devices`. Without it
+    all devices are on the machine where the run is started. See docs/clusters.md."""
     mode: Literal["full_colocation", "partial_colocation"] = "full_colocation"
     """Full colocation: every role uses every device, in turns. Partial colocation: some devices sample responses while
     the others judge, and training has all of them afterwards; every device has an engine of both roles, and one of
@@ -81,6 +86,11 @@ class PlacementSection(Section):
     """The share of the predicted time that another division must save before devices move between steps."""
     decide_every_s: Seconds = 0.5
     """The time between decisions inside a generation phase."""
+
+    @property
+    def num_hosts(self) -> int:
+        """The hosts that have devices of the run."""
+        return self.num_devices // (self.devices_per_host or self.num_devices)
 
 
 class ControllersSection(Section):

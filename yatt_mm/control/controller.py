@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dataplane.client.client import Client
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.manifest import write_manifest
@@ -27,6 +26,7 @@ from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, bare
 from yatt_mm.control.kl_coefficient import KlCoefficient
+from yatt_mm.control.run_client import RunClient
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.step_records import StepRecords
@@ -59,7 +59,7 @@ class Controller:
         self.step = start.step
         self._start = start
         self._team = team
-        self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
+        self._client = RunClient(team.dataplane_uri, team.nodes, timeout_s=config.dataplane.timeout_s)
         self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
         deadline_s = config.controllers.deadline_s
         self._coordinator = CoordinatorClient(team.coordinator, controller=index, deadline_s=deadline_s)
@@ -69,6 +69,7 @@ class Controller:
             restart_count=team.restart_count,
             step=start.step,
             deadline_s=deadline_s,
+            progress=team.progress,
         )
         self._workers = WorkerCalls(index, config, team, self._rendezvous, step=start.step)
         self._meter = StepMeter()

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataplane.client.client import Client
 from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.control.kl_coefficient import KlCoefficient
+from yatt_mm.control.run_client import RunClient
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.metrics import add_judges, finish_update, resident_bytes
 from yatt_mm.placement.coordinator_client import CoordinatorClient
@@ -19,7 +19,7 @@ from yatt_mm.protocol.control import Team
 from yatt_mm.protocol.step_meter import StepMeter, merge
 
 OF_NODE = ("num_media", "num_processed", "num_recomputed", "num_evicted", "used_bytes", "processed_bytes")
-"""The values of the node's `stat` that are metrics."""
+"""The values of the nodes' `stat` that are metrics."""
 
 
 class StepReport:
@@ -28,7 +28,7 @@ class StepReport:
     def __init__(
         self,
         team: Team,
-        client: Client,
+        client: RunClient,
         rendezvous: RendezvousClient,
         coordinator: CoordinatorClient,
         workers: WorkerCalls,
@@ -75,8 +75,7 @@ class StepReport:
         if self._index:
             return
         record |= self.tell_usage() | self._best.metrics()
-        stat = self._client.stat()
-        record |= {f"dataplane/{name}": stat[name] for name in OF_NODE}
+        record |= {f"dataplane/{name}": value for name, value in self._client.total(OF_NODE).items()}
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
         self._rendezvous.finish_step(record, self._best.best, self._kl.state)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from yatt_mm.batching.rendezvous_client import RendezvousClient
-from yatt_mm.common.progress import Done, progress_of
+from yatt_mm.common.progress import Done
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Team
@@ -71,7 +71,7 @@ class WorkerCalls:
     def _done_by(self, names: Sequence[str]) -> list[Done | None]:
         """Return what workers have done so far, and give a sign of life: while they are at work, so is this
         controller."""
-        found = [progress_of(name) for name in names]
+        found = self._team.progress.of(names)
         if found != self._last_done:
             self._last_done = found
             self._rendezvous.seen()

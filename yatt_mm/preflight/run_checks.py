@@ -18,6 +18,7 @@ from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompt_check import prompt_template_of
+from yatt_mm.preflight.host_checks import check_hosts
 from yatt_mm.preflight.model_folders import check_critic, check_model_folder, check_reference
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
@@ -48,6 +49,7 @@ def check_run(config: Config) -> None:
     _check_rewards(config)
     check_judges(config)
     check_placement(config)
+    check_hosts(config)
     check_words(config)
     rollout, train = config.rollout, config.train
     if rollout.max_tokens >= rollout.max_model_len:

@@ -13,6 +13,7 @@ from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.conversation import Conversation
+from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.common.sample_layouts import Layout
 from yatt_mm.protocol.faults import FUNCTION, Failures
 from yatt_mm.protocol.placement_model import Placement
@@ -171,7 +172,12 @@ class Team:
     operations: Operations
     """Counts the operations of training on a sample, for balancing."""
     placement: Placement
+    progress: HostProgress
+    """Reads what engines, ranks and the rendezvous have done."""
     dataplane_uri: str
+    """The address of the node on a controller's host."""
+    nodes: Mapping[str, str]
+    """[node id] the addresses of all nodes of a run over several hosts; empty in a run on one."""
     recipes: MediaRecipes
     """The recipes from which the model's media are made."""
     weights_dir: str

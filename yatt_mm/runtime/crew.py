@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,12 @@ from models.registry import read_config
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.progress import STACK_SIGNAL, Done, progress_of
+from yatt_mm.common.progress import STACK_SIGNAL, Done
+from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.actor import ControllerActor
+from yatt_mm.hosts.run_hosts import RunHosts
+from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.protocol.control import RunStart, Team
 from yatt_mm.protocol.placement_model import Role, State, Unit
@@ -29,8 +31,7 @@ from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.judge_actors import judge_makers
 from yatt_mm.runtime.makers import Maker, create_keeper, create_reward_workers, engine_makers, rank_makers
 from yatt_mm.runtime.run_dir import BEST_DIR, EXPORT_DIR
-from yatt_mm.runtime.run_node import RunNode
-from yatt_mm.runtime.site import Site, log_file, reserved_devices
+from yatt_mm.runtime.site import Site, log_file
 from yatt_mm.runtime.starting import start
 
 STOP_DEADLINE_S = 30.0
@@ -50,6 +51,7 @@ class Crew:
         *,
         run_id: str,
         node: RunNode,
+        hosts: RunHosts,
         run_start: RunStart,
         batches: StepBatches | None,
         weights_dir: Path,
@@ -63,7 +65,6 @@ class Crew:
         Raises:
             WorkerError: an actor failed to start, or took too long.
         """
-        reserved = reserved_devices(config.placement.num_devices, deadline_s=config.controllers.deadline_s)
         self.restart_count = 0
         self._stack = stack
         self._config = config
@@ -76,19 +77,17 @@ class Crew:
             config=config,
             node=node,
             placement=config.make_placement(),
-            devices=stack.enter_context(reserved),
+            hosts=hosts,
         )
-        self.rendezvous: Any = create(
-            stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
-        )(
+        self.rendezvous: Any = self._create_here(Rendezvous, "rendezvous", concurrency=4 * config.controllers.num + 8)(
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
             batches=batches,
             begun={begun.step: begun.sampling for begun in run_start.begun.values()},
             journal_bytes=node.journal_bytes,
         )
-        self._reward_workers = create_reward_workers(stack, config, run_start.rewards, node.uri)
-        self.keeper = create_keeper(stack, config, node)
+        self._reward_workers = create_reward_workers(self._site, run_start.rewards)
+        self.keeper = create_keeper(self._site)
         self._makers = self._unit_makers()
         self.units: dict[Unit, Any] = {unit: make() for unit, make in self._makers.items()}
         self.coordinator: Any = None
@@ -108,7 +107,7 @@ class Crew:
         self._end(lost)
         if keeper:
             self._kill({"the keeper": self.keeper})
-            self.keeper = create_keeper(self._stack, self._config, self._site.node)
+            self.keeper = create_keeper(self._site)
         self.units |= {unit: self._makers[unit]() for unit in lost}
         self._states = {
             unit: State.AWAKE if unit.role is Role.TRAIN and unit in lost else State.ASLEEP for unit in self.units
@@ -119,7 +118,7 @@ class Crew:
     def team(self) -> Team:
         """Return the handles of all of them for the next controllers, with a coordinator of its own."""
         config, site = self._config, self._site
-        self.coordinator = create(self._stack, Coordinator, log=log_file(config, "coordinator"), concurrency=1000)(
+        self.coordinator = self._create_here(Coordinator, "coordinator", concurrency=1000)(
             placement=site.placement,
             workers=self.units,
             states=self._states,
@@ -143,6 +142,8 @@ class Crew:
                 recompute=config.train.recompute,
             ),
             placement=site.placement,
+            progress=site.hosts.progress,
+            nodes=site.hosts.nodes,
             dataplane_uri=site.node.uri,
             recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
             weights_dir=str(self._weights_dir),
@@ -154,13 +155,15 @@ class Crew:
         )
 
     def start_controllers(self, team: Team, run_start: RunStart) -> list[Any]:
-        """Start and return `controllers.num` controller actors. They are idle until they are told to run."""
-        return [
-            create(self._stack, ControllerActor, log=log_file(self._config, f"controller-{c}"), concurrency=1)(
-                index=c, config=self._config, team=team, start=run_start
-            )
-            for c in range(self._config.controllers.num)
-        ]
+        """Start and return `controllers.num` controller actors, divided over the hosts. They are idle until they are
+        told to run."""
+        controllers = []
+        for c in range(self._config.controllers.num):
+            log, host = log_file(self._config, f"controller-{c}"), self._site.hosts.of(c)
+            construct = create(self._stack, ControllerActor, log=log, concurrency=1, **host.placed())
+            team_there = replace(team, dataplane_uri=host.uri)
+            controllers.append(construct(index=c, config=self._config, team=team_there, start=run_start))
+        return controllers
 
     def _unit_makers(self) -> dict[Unit, Maker]:
         site = self._site
@@ -172,10 +175,25 @@ class Crew:
     def _of_pool(self, pool: str) -> tuple[Any, ...]:
         return tuple(self.units[unit] for unit in self._site.placement.pools().get(pool, ()))
 
+    def _create_here(self, body: type, name: str, *, concurrency: int) -> Any:
+        """Return the constructor of an actor on the launcher's host."""
+        log, host = log_file(self._config, name), self._site.hosts.own
+        return create(self._stack, body, log=log, concurrency=concurrency, **host.placed())
+
     def _start(self, units: dict[Unit, Any]) -> None:
-        store = f"file://{self._scratch / f'ranks_store-{self.restart_count}'}"
+        store = self._store(units)
         deadline_s = self._config.faults.start_deadline_s
-        start(units, store, in_turns=bool(self._site.devices.gpus), deadline_s=deadline_s, tell=self._tell)
+        start(units, store, in_turns=bool(self._site.hosts.devices.gpus), deadline_s=deadline_s, tell=self._tell)
+
+    def _store(self, units: Mapping[Unit, Any]) -> str:
+        """Return where the training ranks meet: a file that only this user can reach, or in a run over several hosts a
+        port of the first rank's host."""
+        first = next((unit for unit in units if unit.role is Role.TRAIN and not unit.index), None)
+        if first is None or len(self._site.hosts.with_devices) == 1:
+            return f"file://{self._scratch / f'ranks_store-{self.restart_count}'}"
+        call = (str(first), units[first].meet.remote(self._site.host(first.devices).node.address))
+        (store,) = wait_all([call], what="its start", deadline_s=self._config.faults.start_deadline_s)
+        return str(store)
 
     def _stop_engines(self) -> None:
         """Let engines end their own processes. One that does not is ended with its actor right after."""
@@ -204,23 +222,17 @@ class Crew:
         gone = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
         _, alive = ray.wait(list(gone), num_returns=len(gone), timeout=GONE_S) if gone else ([], [])
         for call in alive:  # one that stands still does not hear Ray
-            self._signal(gone[call], signal.SIGKILL)
+            self._site.hosts.signal(gone[call], signal.SIGKILL)
         if alive:
             ray.wait(alive, num_returns=len(alive), timeout=STOP_DEADLINE_S)
 
     def write_stacks(self, units: Collection[Unit]) -> None:
         """Let the processes of these units write down where they are, in their logs."""
         for unit in units:
-            self._signal(str(unit), STACK_SIGNAL)
+            self._site.hosts.signal(str(unit), STACK_SIGNAL)
         if units:
             time.sleep(STACKS_S)
 
     def done_by(self, unit: Unit) -> Done | None:
         """Return what a unit has done so far; None if it has not begun."""
-        return progress_of(str(unit), self._scratch)
-
-    def _signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to the process of an actor, which has written down its number."""
-        if (found := progress_of(name, self._scratch)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(found.pid, number)
+        return self._site.hosts.done_by(str(unit))

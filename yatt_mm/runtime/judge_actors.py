@@ -43,17 +43,23 @@ def _makers_of(
     )
     shared: dict[str, Any] = {
         "spec": judge_spec(name, section, config.data.video.sampling()),
-        "dataplane_uri": site.node.uri,
         "num_controllers": config.controllers.num,
         "deadline_s": config.controllers.deadline_s,
     }
     if server is not None:
         return [
             partial(
-                create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000),
+                create(
+                    site.stack,
+                    RemoteJudgeActor,
+                    log=log_file(config, _judge_log(unit)),
+                    concurrency=1000,
+                    **site.hosts.own.placed(),  # where the keys are
+                ),
                 name=str(unit),
                 server=server,
                 rendezvous=rendezvous,
+                dataplane_uri=site.node.uri,
                 **shared,
             )
             for unit in units
@@ -64,6 +70,7 @@ def _makers_of(
             site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000),
             name=str(unit),
             engine=replace(engine, cores=site.cores(unit.devices)),
+            dataplane_uri=site.host(unit.devices).uri,
             **shared,
         )
         for unit in units

@@ -26,6 +26,11 @@ from yatt_mm.common.checkpoints import find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
+from yatt_mm.hosts.devices import own_node
+from yatt_mm.hosts.own_host import OwnHost, shared_folder
+from yatt_mm.hosts.run_node import INSECURE_VARIABLE, LOOPBACK, keep_log, node_settings, node_token, start_node
+from yatt_mm.hosts.scratch import Scratch, scratch_folders
+from yatt_mm.hosts.start_hosts import start_hosts
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.preflight.run_checks import check_run
@@ -38,8 +43,6 @@ from yatt_mm.runtime.crew import Crew
 from yatt_mm.runtime.ending import ending_with_the_first_error
 from yatt_mm.runtime.judge_keys import keys_in_files
 from yatt_mm.runtime.repairs import Repairs
-from yatt_mm.runtime.run_node import keep_log, start_node
-from yatt_mm.runtime.scratch import Scratch, scratch_folders
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.runtime.start_point import find_start
 from yatt_mm.runtime.stopping import Stopping
@@ -154,7 +157,8 @@ def _run(
     scratch = stack.enter_context(scratch_folders())
     stack.enter_context(keys_in_files(config.reward.judges, scratch.files))
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
-    node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
+    own_host = _start_own_host(stack, config, run_id, scratch, console)
+    node = own_host.node
     point = find_start(config, node.uri, checkpoint, state, begun)
     start = point.start
     is_same_run = LIFELINE.loss is not None
@@ -165,29 +169,19 @@ def _run(
     console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
         _warn(warning, console)
-    session = ray_session(
-        config.ray.address,
-        num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
-        scratch=scratch.files,
-        env=_env(scratch),
-    )
-    with signals_held(console):
-        stack.enter_context(session)
-    if config.ray.address is not None and asks_for_no_token():
-        _warn(
-            f"the Ray cluster at {config.ray.address} asks for no token: any process that reaches it can run programs "
-            "as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here",
-            console,
-        )
+    if config.placement.num_hosts == 1:
+        _enter_ray(stack, config, scratch, console)
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
     with console.status(starting):
+        hosts = start_hosts(stack, config, own_host)
         crew = Crew(
             stack,
             config,
             run_id=run_id,
             node=node,
+            hosts=hosts,
             run_start=start,
             batches=point.batches,
             weights_dir=scratch.weights,
@@ -210,12 +204,50 @@ def _run(
     )
     if config.trains:
         stopping.listen(console)
-    watch = Watch(config.run_dir, crew.rendezvous, reporter, node, stopping, console)
+    watch = Watch(config.run_dir, crew.rendezvous, reporter, node, hosts, stopping, console)
     step = _run_to_the_end(crew, watch, Repairs(crew, config, start, reporter.warn_of_fault), controllers)
     if config.trains and step < config.train.steps:
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
+
+
+def _start_own_host(stack: ExitStack, config: Config, run_id: str, scratch: Scratch, console: Console) -> OwnHost:
+    """Start the run's node on this host. With several hosts Ray comes first, because it knows this one's address."""
+    has_hosts, settings = config.placement.num_hosts > 1, None
+    shared = stack.enter_context(shared_folder(config)) if has_hosts else None
+    if config.dataplane.uri is None:
+        token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
+        if has_hosts:
+            _enter_ray(stack, config, scratch, console)
+        settings = node_settings(
+            config,
+            run_id,
+            scratch=scratch.files,
+            token_file=token_file,
+            address=own_node().address if has_hosts else LOOPBACK,
+            directory=shared.nodes if shared else None,
+        )
+    node = start_node(stack, config, settings, run_id, console)
+    return OwnHost(scratch=scratch, node=node, settings=settings, shared=shared)
+
+
+def _enter_ray(stack: ExitStack, config: Config, scratch: Scratch, console: Console) -> None:
+    """Start Ray, or connect to a cluster, until `stack` ends."""
+    session = ray_session(
+        config.ray.address,
+        num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
+        scratch=scratch.files,
+        env=_env(config, scratch),
+    )
+    with signals_held(console):
+        stack.enter_context(session)
+    if config.ray.address is not None and asks_for_no_token():
+        _warn(
+            f"the Ray cluster at {config.ray.address} asks for no token: any process that reaches it can run programs "
+            "as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here",
+            console,
+        )
 
 
 def _warn(text: str, console: Console) -> None:
@@ -273,7 +305,7 @@ CLIENT_VARIABLES = tuple(f"DATAPLANE_{name}" for name in ("TOKEN_FILE", "TLS_CA"
 """The variables of the environment that name the files with which a client enters a node."""
 
 
-def _env(scratch: Scratch) -> dict[str, str]:
+def _env(config: Config, scratch: Scratch) -> dict[str, str]:
     """Return the environment of every worker process."""
     return {
         "TMPDIR": str(scratch.files),
@@ -285,4 +317,7 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
-    } | {name: str(Path(os.environ[name]).absolute()) for name in CLIENT_VARIABLES if os.environ.get(name)}
+        **{name: str(Path(os.environ[name]).absolute()) for name in CLIENT_VARIABLES if os.environ.get(name)},
+        **{name: os.environ[name] for name in (INSECURE_VARIABLE,) if name in os.environ},
+        **config.ray.env,
+    }

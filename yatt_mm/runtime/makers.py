@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from yatt_mm.protocol.training import CriticSpec, TrainSpec
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
-from yatt_mm.runtime.run_node import RunNode
 from yatt_mm.runtime.site import Site, log_file
 from yatt_mm.training.actor import TrainActor
 
@@ -48,7 +46,7 @@ def engine_makers(site: Site) -> list[Maker]:
             site.create(RolloutActor, devices, log=f"engine-{engine}", concurrency=1000),
             index=engine,
             spec=replace(spec, cores=site.cores(devices)),
-            dataplane_uri=site.node.uri,
+            dataplane_uri=site.host(devices).uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
         )
@@ -97,7 +95,7 @@ def rank_makers(site: Site) -> list[Maker]:
             rank=rank,
             spec=replace(spec, cores=site.cores(devices)),
             parallel=config.parallel(),
-            dataplane_uri=site.node.uri,
+            dataplane_uri=site.host(devices).uri,
         )
         for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
     ]
@@ -113,16 +111,22 @@ def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
     return CriticSpec(model_dir=folder, optim=replace(optim, lr=lr, part_lr=part_lr))
 
 
-def create_reward_workers(
-    stack: ExitStack, config: Config, functions: tuple[str, ...], dataplane_uri: str
-) -> list[Any]:
-    """Return the reward workers. Ray starts those again that die."""
+def create_reward_workers(site: Site, functions: tuple[str, ...]) -> list[Any]:
+    """Return the reward workers, divided over the hosts. Ray starts those again that die."""
+    config = site.config
     return [
-        create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
+        create(
+            site.stack,
+            RewardActor,
+            log=log_file(config, f"reward-{worker}"),
+            concurrency=1,
+            max_restarts=-1,
+            **site.hosts.of(worker).placed(),
+        )(
             functions=functions,
             weights=config.reward.part_weights,
             ranges=config.reward.part_ranges,
-            dataplane_uri=dataplane_uri,
+            dataplane_uri=site.hosts.of(worker).uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,
             longest_s=config.controllers.deadline_s / 3,  # a call is made again if a worker dies
@@ -131,11 +135,13 @@ def create_reward_workers(
     ]
 
 
-def create_keeper(stack: ExitStack, config: Config, node: RunNode) -> Any:
+def create_keeper(site: Site) -> Any:
     """Return the keeper, or None for an evaluation alone that keeps no rollouts."""
+    config, node = site.config, site.node
     if config.rollouts.keep == "none" and not config.trains:
         return None
-    return create(stack, KeeperActor, log=log_file(config, "keeper"), concurrency=1)(
+    log = log_file(config, "keeper")
+    return create(site.stack, KeeperActor, log=log, concurrency=1, **site.hosts.own.placed())(
         run_dir=config.run_dir.absolute(),
         num_controllers=config.controllers.num,
         dataplane_uri=node.uri,

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataplane.core.process import adopt_descendants
+from yatt_mm.hosts.scratch import remove_scratch_of_dead_runs
 from yatt_mm.reporting.fault_log import FaultLog
-from yatt_mm.runtime.scratch import remove_scratch_of_dead_runs
 from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, SIGNALS, signals_restored
 from yatt_mm.runtime.supervised import VARIABLE, LauncherLoss, LauncherState, Order
 

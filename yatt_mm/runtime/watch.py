@@ -10,9 +10,10 @@ import ray
 from rich.console import Console
 
 from yatt_mm.common.ray_calls import fetch, own_words, wait_all
+from yatt_mm.hosts.run_hosts import RunHosts
+from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.reporting.report import Reporter
-from yatt_mm.runtime.run_node import RunNode
 from yatt_mm.runtime.stopping import Stopping
 from yatt_mm.runtime.supervised import LIFELINE
 
@@ -24,11 +25,19 @@ class Watch:
     """Watches one run from its beginning to its end, over all restarts of its controllers."""
 
     def __init__(
-        self, run_dir: Path, rendezvous: Any, reporter: Reporter, node: RunNode, stopping: Stopping, console: Console
+        self,
+        run_dir: Path,
+        rendezvous: Any,
+        reporter: Reporter,
+        node: RunNode,
+        hosts: RunHosts,
+        stopping: Stopping,
+        console: Console,
     ) -> None:
         self._rendezvous = rendezvous
         self._reporter = reporter
         self._node = node
+        self._hosts = hosts
         self._stopping = stopping
         self._console = console
         self._faults = FaultLog(run_dir)
@@ -51,6 +60,7 @@ class Watch:
                 with own_words():
                     step = fetch(run, name=f"controller {runs.index(run)}", what="the run")
             self._node.check()
+            self._hosts.check()
             self._stopping.take(self._reporter.last)
             if not self._is_told and (why := self._stopping.why()):
                 self._rendezvous.stop.remote()
@@ -64,8 +74,9 @@ class Watch:
         (news,) = wait_all([call], what="handing over records", deadline_s=RECORDS_DEADLINE_S)
         records, progress = news
         LIFELINE.tell(phase=progress.phase, **({} if progress.step is None else {"step": progress.step}))
-        if self._node.num_restarts > self._num_node_restarts:
-            self._num_node_restarts = self._node.num_restarts
+        num_restarts = self._node.num_restarts + self._hosts.num_restarts
+        if num_restarts > self._num_node_restarts:
+            self._num_node_restarts = num_restarts
             self._faults.add(
                 who="the data-plane node",
                 role="node",
@@ -73,9 +84,9 @@ class Watch:
                 step=progress.at_step,
                 why="it died",
                 done="started again",
-                seconds=self._node.last_restart_s,
+                seconds=max(self._node.last_restart_s, self._hosts.last_restart_s),
             )
         for record in records:
             if record["kind"] == "step":
-                record["dataplane/num_restarts"] = self._node.num_restarts
+                record["dataplane/num_restarts"] = num_restarts
             self._reporter.take(record)

@@ -4,5 +4,5 @@
 terminal, and `histograms.py` draws them. `look.py` does all of it for the sets of a config.
 
 May import: common, config, dataplane.client, dataplane.core, dataplane.datasets, generation, models.recipes, preflight,
-protocol, rollout, runtime.
+protocol, rollout, hosts.
 """

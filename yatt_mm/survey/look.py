@@ -19,12 +19,12 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompt_check import prompt_template_of
+from yatt_mm.hosts.run_node import node_settings, node_token, start_node
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.overlap import overlaps
 from yatt_mm.preflight.run_checks import check_data
 from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set, find_train_set, held_out_sections
-from yatt_mm.runtime.run_node import start_node
 from yatt_mm.survey.histograms import check_picture, draw_histograms
 from yatt_mm.survey.survey import Survey, survey_set
 from yatt_mm.survey.tables import show_survey
@@ -56,7 +56,11 @@ def look(
     refusals: list[str] = []
     with ExitStack() as stack:
         scratch = stack.enter_context(owned_folder(Path(tempfile.gettempdir()), "yatt-"))
-        node = start_node(stack, config, f"look-{secrets.token_hex(4)}", scratch=scratch, console=console)
+        run_id, settings = f"look-{secrets.token_hex(4)}", None
+        if config.dataplane.uri is None:
+            token_file = stack.enter_context(node_token(scratch))
+            settings = node_settings(config, run_id, scratch=scratch, token_file=token_file)
+        node = start_node(stack, config, settings, run_id, console)
         client = stack.enter_context(contextlib.closing(Client(node.uri, timeout_s=config.dataplane.timeout_s)))
         with console.status("reading the index of the sets"):
             sets = _find_sets(client, config, refusals)

@@ -26,6 +26,17 @@ class TrainActor:
         self._parallel = parallel
         self._dataplane_uri = dataplane_uri
         self._worker: TrainWorker | None = None
+        self._store: object = None
+        """Where the ranks meet, if this one has opened it."""
+
+    def meet(self, address: str) -> str:
+        """Open a store in which the ranks of a run over several hosts can meet, at any port of this host's address.
+        Return its URL. Any process that reaches it could take part: the network between the hosts must be trusted."""
+        with large_imports():
+            import torch.distributed as dist
+
+        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        return f"tcp://{address}:{self._store.port}"
 
     def start(self, store: str) -> None:
         """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,8 @@ def init_distributed(
     num_threads: int = 1,
 ) -> None:
     """Join the world that meets in `store`: `file://` and the path of a file in a folder that only this user can enter,
-    because any process that reaches the store could take part.
+    because any process that reaches the store could take part; or `tcp://` and the address of a store that a rank has
+    opened.
 
     The backend is nccl with this process's first visible device on CUDA, otherwise gloo with `num_threads` threads;
     their number is part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
@@ -29,12 +32,13 @@ def init_distributed(
         torch.cuda.set_device(0)
     else:
         torch.set_num_threads(num_threads)
+    timeout = timedelta(seconds=timeout_s)
+    where: dict[str, Any] = {"init_method": store}
+    if (url := urlsplit(store)).scheme == "tcp":
+        assert url.hostname and url.port
+        where = {"store": dist.TCPStore(url.hostname, url.port, is_master=False, timeout=timeout)}
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        "nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=world_size, timeout=timeout, **where
     )
 
 

@@ -1,12 +1,13 @@
 """Publishing through shared memory: the training ranks write one segment on each host.
 
-If all ranks are on one host, each copies its own parts directly into the segment: nothing is gathered, and every core
-takes part. If they are on several hosts, the full tensors are gathered on every rank, and one rank of each host writes
-them.
+If every host has ranks that together hold a whole model, these copy their own parts directly into the segment: nothing
+is gathered, and every core takes part. Otherwise the full tensors are gathered on every rank, and one rank of each host
+writes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -25,10 +26,14 @@ class SegmentPublisher:
         self._weights = weights
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        hosts = gather(_host(self._path.parent))
-        self._is_first_of_host = hosts.index(hosts[dist.get_rank()]) == dist.get_rank()
-        self.is_shared = len(set(hosts)) == 1
-        """True if every rank can reach the same segment."""
+        rank, there = dist.get_rank(), gather((_host(self._path.parent), weights.ranks))
+        hosts = [host for host, _ in there]
+        self._is_first_of_host = hosts.index(hosts[rank]) == rank
+        whole = {host: _models_on(host, there) for host in hosts}
+        self.is_gathered = not all(whole.values())
+        """True if some host holds no whole model."""
+        self._models = whole[hosts[rank]]
+        """The whole models on this rank's host, each as its ranks."""
         metas = weights.metadata()
         if self._is_first_of_host:
             fail_together(lambda: SegmentWriter.prepare(self._path, metas))
@@ -44,11 +49,11 @@ class SegmentPublisher:
         """
         if self._is_first_of_host:
             self._writer.begin()
-        if self.is_shared:
+        if self.is_gathered:
+            fail_together(self._write_everything)
+        else:
             dist.barrier()  # no rank writes before the header says that the segment is being written
             fail_together(self._write_own_parts)
-        else:
-            fail_together(self._write_everything)
         if self._is_first_of_host:
             self._writer.seal(version)
         dist.barrier()
@@ -57,9 +62,11 @@ class SegmentPublisher:
         """Do nothing: the segment stays, for the next publish and for engines that start later."""
 
     def _write_own_parts(self) -> None:
-        """Copy the parts that this rank holds into the segment."""
-        for name, source, place in self._weights.own_parts(self._writer.places):
-            copy_finite(name, source, place)
+        """Copy the parts that this rank holds into the segment of its host, if the rest of its model is there too."""
+        ranks, models = self._weights.ranks, self._models
+        if ranks in models:
+            for name, source, place in self._weights.own_parts(self._writer.places, models.index(ranks), len(models)):
+                copy_finite(name, source, place)
 
     def _write_everything(self) -> None:
         """Gather every full tensor; the first rank of each host copies it into the host's segment."""
@@ -72,6 +79,14 @@ class SegmentPublisher:
                     error = found  # raised later: gathering needs every rank to iterate to the end
         if error:
             raise error
+
+
+def _models_on(
+    host: tuple[str, int], there: Sequence[tuple[tuple[str, int], tuple[int, ...]]]
+) -> list[tuple[int, ...]]:
+    """Return the models that ranks of one host hold whole, each as its ranks. `there`: [rank] its host, and the ranks
+    of its model."""
+    return sorted({ranks for _, ranks in there if all(there[rank][0] == host for rank in ranks)})
 
 
 def _host(folder: Path) -> tuple[str, int]:

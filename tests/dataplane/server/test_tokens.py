@@ -291,6 +291,8 @@ def test_a_big_message_without_a_token_leaves_no_memory_behind(tmp_path: Path) -
 
 
 def test_a_token_in_the_clear_to_another_machine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    own_network = Credentials.from_environment({"DATAPLANE_TOKEN": "0123456789abcdef", "DATAPLANE_INSECURE": "1"})
+    connect("grpc://192.0.2.1:1", own_network).close()
     for uri in ("grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.1:1"):
         connect(uri, Credentials(token="0123456789abcdef")).close()
     assert not [

@@ -108,6 +108,15 @@ def test_files_of_other_users_with_the_name_of_a_segment_stay_and_keep_no_node_f
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file to another user")
+def test_all_segments_of_dead_nodes_go_beside_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    dead = {f"dataplane-{os.getuid()}-dead-{number}" for number in range(20)}
+    for name in dead:
+        (tmp_path / name).touch()
+        (tmp_path / name.replace("dead", "link")).symlink_to("nowhere")
+    assert set(reap_dead_segments(tmp_path)) == dead
+    assert len(list(tmp_path.iterdir())) == 20
+
+
 def test_a_node_starts_beside_a_file_that_another_user_put_in_its_way(tmp_path: Path) -> None:
     foreign = tmp_path / f"dataplane-{os.getuid()}-foreign-1"
     foreign.touch(mode=0o666)

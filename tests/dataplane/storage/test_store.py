@@ -52,6 +52,16 @@ def test_the_least_recently_used_object_is_evicted_first(store: Store) -> None:
     assert store.stat()["num_evicted"] == 2
 
 
+def test_no_room_tells_how_much_stays_until_it_is_released(store: Store) -> None:
+    add(store, "a")
+    leased = store.lease_one("a")
+    add(store, "b", kind="plain")
+    with pytest.raises(OutOfSpaceError, match=rf"\bheld_bytes={BLOCK}\b"):
+        add(store, "c", nbytes=4 * BLOCK)
+    assert leased is not None
+    store.end_leases([leased.lease], INTERNAL_SESSION)
+
+
 def test_leases_end_although_an_earlier_end_failed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     add(store, "a")
     first, second = store.lease_one("a"), store.lease_one("a")

@@ -1,6 +1,7 @@
 """Tests of parallel layouts and patch recipes: what a folder gives, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,19 @@ def test_the_recipe_of_videos_names_the_decoder_of_the_run(tiny_dir: Path) -> No
     for sampling, decoder in ((VideoSampling(), "pyav"), (VideoSampling(decoder="decord"), "decord")):
         recipe = load_recipes(tiny_dir, sampling).video
         assert recipe is not None and recipe["decoder"] == decoder
+
+
+def test_a_folder_that_says_nothing_of_videos_has_two_frames_a_second(tiny_dir: Path, tmp_path: Path) -> None:
+    for file in tiny_dir.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "video_preprocessor_config.json").write_text(
+        json.dumps({"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 1, "max_pixels": 9})
+    )
+    for given, fps in ((None, 2.0), (5.0, 5.0)):
+        recipe = load_recipes(tmp_path, VideoSampling(fps=given)).video
+        assert recipe is not None
+        sampling = recipe["sampling"]
+        assert (sampling["fps"], sampling["min_frames"], sampling["max_frames"]) == (fps, 4, 768)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.held_memory import StateReport
+from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.generation.phase_calls import open_calls
 from yatt_mm.generation.phase_context import PhaseContext
@@ -234,11 +235,15 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
         judges={"head": tuple(handles[unit] for unit in placement.of_role(Role.GENRM))} if judges else {},
         placement=placement,
         run_id="test",
+        progress=HostProgress(),
+        nodes={},
         **cast(Any, dict.fromkeys(("ranks", "parallel", "operations", "dataplane_uri", "recipes", "weights_dir"))),
         **cast(Any, dict.fromkeys(("checkpoints", "export_dir", "best_dir", "restart_count", "keeper"))),
     )
     entered = await coordinator.enter(Phase.GENERATION if config.is_partial else Phase.ROLLOUT, 1, True)
-    client = RendezvousClient(team.rendezvous, controller=0, restart_count=0, step=1, deadline_s=DEADLINE_S)
+    client = RendezvousClient(
+        team.rendezvous, controller=0, restart_count=0, step=1, deadline_s=DEADLINE_S, progress=team.progress
+    )
     async with open_calls(deadline_s=deadline_s, on_progress=client.seen) as calls:
         context = PhaseContext(
             controller=0,

@@ -12,7 +12,8 @@ import pytest
 from tests.dataplane.tables import verl_table, write_lines, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.config.run_config import load_config
+from yatt_mm.config.run_config import Config, load_config
+from yatt_mm.preflight.host_checks import check_hosts
 from yatt_mm.preflight.overlap import files_in_both
 from yatt_mm.preflight.run_checks import check_run
 
@@ -28,9 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def check(folder: Path, model: Path, *overrides: str) -> None:
+def config_of(folder: Path, model: Path, *overrides: str) -> Config:
     config, *rest = runs.arguments(folder, model, "preflight", "train.steps=1", *overrides)
-    check_run(load_config(runs.ROOT / config, rest))
+    return load_config(runs.ROOT / config, rest)
+
+
+def check(folder: Path, model: Path, *overrides: str) -> None:
+    check_run(config_of(folder, model, *overrides))
 
 
 def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
@@ -181,6 +186,40 @@ def test_engines_that_do_not_fit_the_devices_are_named(
     with pytest.raises(ConfigError) as caught:
         check(folder, tiny_dir, *(given for name in overrides for given in places.get(name, [name])))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("num_devices=4", "devices_per_host=3"),
+            "num_devices is 4 and placement.devices_per_host 3; every host gives as",
+        ),
+        (("devices_per_host=1",), "the run needs 2 hosts, but ray.address is not set; start Ray on the hosts"),
+        (("devices_per_host=1", "dataplane.uri=grpc://a:1"), "dataplane.uri names one node, and a run over 2 hosts"),
+        (("devices_per_host=1", "weights.carrier=nccl"), "whose members meet in files of one host"),
+        (
+            ("devices_per_host=1", "rollout.tp=2", "rollout.num_engines=1"),
+            "engine 0 would have devices 0 to 1 .rollout.tp is 2., which are on two hosts",
+        ),
+        (
+            ("devices_per_host=2", "num_devices=4", "train.parallel.tp=4"),
+            "stay within a host; the nearest layout that does is tp 2 and pp 2",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_among_hosts_is_named(
+    folder: Path, tiny_dir: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    given = [one if "." in one.partition("=")[0] else f"placement.{one}" for one in overrides]
+    address = [] if "ray.address" in message else ["ray.address=10.0.0.1:6379"]
+    with pytest.raises(ConfigError, match=message):
+        check_hosts(config_of(folder, tiny_dir, *given, *address))
+
+
+def test_one_host_needs_no_cluster(folder: Path, tiny_dir: Path) -> None:
+    check_hosts(config_of(folder, tiny_dir, "placement.devices_per_host=2"))
+    check_hosts(config_of(folder, tiny_dir, "placement.devices_per_host=1", "ray.address=auto"))
 
 
 def test_a_division_begins_within_its_bounds(folder: Path, tiny_dir: Path) -> None:

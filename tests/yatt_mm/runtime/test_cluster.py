@@ -16,9 +16,9 @@ from ray._private import services
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
+from yatt_mm.hosts.devices import Devices, reserved_devices
 from yatt_mm.runtime import cluster
 from yatt_mm.runtime.cluster import _our_signals, asks_for_no_token
-from yatt_mm.runtime.site import Devices, reserved_devices
 
 
 @pytest.fixture
@@ -105,4 +105,5 @@ def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
 
 
 def test_on_a_machine_without_gpus_nothing_is_said_of_them() -> None:
-    assert "runtime_env" not in Devices(group=None, gpus=()).beside([0])  # type: ignore[arg-type]
+    devices = Devices(group=None, bundles=(0,), nodes=(), per_host=1, gpus=())  # type: ignore[arg-type]
+    assert "runtime_env" not in devices.beside([0])

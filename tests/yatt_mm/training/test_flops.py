@@ -148,3 +148,59 @@ def test_of_a_mixture_only_the_experts_that_a_token_visits_count() -> None:
     assert operations.per_token == 6 * (2 * attention + 64 * 8 + 2 * 3 * 64 * 24 + 3 * 64 * 96)
     assert operations.window == 0
     assert operations.tower([(2, 4, 6)]) == 2 * operations.tower([(1, 4, 6)]), "attention stays within a frame"
+
+
+def test_a_tower_with_a_class_token_counts_it_in_every_frame() -> None:
+    text = {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151674,
+    }
+    tower = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "patch_size": [14, 14]}
+    config = {"model_type": "internvl", "vision_config": tower, "text_config": text, "downsample_ratio": 0.5}
+    operations = count_operations(config)
+    blocks, embedding, merger = 24 * (4 * 1024**2 + 2 * 1024 * 4096), 3 * 14 * 14 * 1024, 896 * (4 * 1024 + 896)
+    assert operations.per_class_token == 6 * blocks
+    assert operations.per_patch == 6 * blocks + 4 * embedding + 6 * merger // 4  # nothing needs the gradient of pixels
+    assert operations.per_patch_pair == 24 * 14 * 1024 and not operations.window and not operations.per_window_pair
+    of_frame = operations.per_patch * 320 + operations.per_class_token + operations.per_patch_pair * 321**2
+    assert operations.tower([(2, 16, 20), (1, 16, 20)]) == 3 * of_frame
+
+
+def test_layers_without_experts_count_as_dense_ones() -> None:
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 1000,
+    }
+    attention, dense, sparse = 2 * 64 * 64 + 2 * 64 * 32, 3 * 64 * 256, 8 * 64 + 3 * 64 * 32 * 2
+    tower = {
+        "depth": 1,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "deepstack_visual_indexes": [],
+        "num_position_embeddings": 16,
+    }
+    for only_dense, num_sparse in (((), 4), ((0, 3), 2), ((0, 1, 2, 3), 0)):
+        operations = count_operations(
+            {
+                "model_type": "qwen3_vl_moe",
+                "vision_config": tower,
+                "text_config": {**text, "mlp_only_layers": list(only_dense)},
+            }
+        )
+        assert operations.per_token == 6 * (4 * attention + num_sparse * sparse + (4 - num_sparse) * dense), only_dense

@@ -15,6 +15,7 @@ from models.layout.parallel import Parallel
 from models.weights import export_plan
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.weights import rank_agreement
 
 LAYOUTS = {
     "tp1": Parallel(),
@@ -33,7 +34,8 @@ def read_weights(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, An
     kept = list(source)  # all at once: no tensor may lie in memory that the next bucket uses
     announced = [(meta.name, meta.shape, str(meta.dtype)) for meta in source.metadata()]
     own = {meta.name: torch.full(meta.shape, torch.nan, dtype=meta.dtype) for meta in source.metadata()}
-    for _, part, place in source.own_parts(own):
+    models = sorted(set(rank_agreement.gather(source.ranks)))
+    for _, part, place in source.own_parts(own, models.index(source.ranks), len(models)):
         assert place.isnan().all(), "written twice"
         place.copy_(part)
     return {

@@ -18,16 +18,18 @@ from yatt_mm.weights.segment import SegmentError, read_segment
 from yatt_mm.weights.segment_publisher import SegmentPublisher
 
 
-def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Path, hosts: int) -> list[str]:
+def publish_often(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, hosts: int, has_models: bool
+) -> list[str]:
     """Publish to each of `hosts` hosts: good weights, weights that are not finite, good ones again. Return the
-    errors."""
+    errors. `has_models`: True if every host has ranks that hold a whole model."""
     engine = jobs.build_engine(model_dir, parallel)
     host = rank * hosts // parallel.world_size
     raised = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_publisher, "_host", lambda folder: (f"host {host}", 0))
         publishing = SegmentPublisher(engine.weights, directory / str(host) / "policy")
-    assert publishing.is_shared == (hosts == 1)
+    assert publishing.is_gathered == (not has_models)
     for version, value in enumerate((0.0, torch.nan, 0.0)):
         # the first value, for the last may be padding; of one rank, unless replicas hold the same
         last = list(engine._model.parameters())[-1].data.view(-1)
@@ -47,19 +49,21 @@ def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Pat
 
 
 @pytest.mark.parametrize(
-    ("family", "parallel", "hosts"),
+    ("family", "parallel", "hosts", "has_models"),
     [
-        ("qwen2_5_vl", Parallel(tp=2, pp=2), 1),
-        ("qwen2_5_vl", Parallel(tp=2, pp=2), 2),
-        ("qwen2_5_vl", Parallel(dp=2), 1),
-        ("qwen3_vl_moe", Parallel(ep=2, dp=4), 1),
+        ("qwen2_5_vl", Parallel(tp=2, pp=2), 1, True),
+        ("qwen2_5_vl", Parallel(tp=2, pp=2), 2, False),
+        ("qwen2_5_vl", Parallel(dp=2), 1, True),
+        ("qwen2_5_vl", Parallel(tp=2, dp=2), 2, True),
+        ("qwen3_vl_moe", Parallel(ep=2, dp=4), 1, True),
+        ("qwen3_vl_moe", Parallel(ep=2, dp=4), 2, True),
     ],
 )
 def test_every_rank_writes_its_part_and_spoilt_weights_are_refused_by_all(
-    family: str, parallel: Parallel, hosts: int, ranks: RankPool, tmp_path: Path
+    family: str, parallel: Parallel, hosts: int, has_models: bool, ranks: RankPool, tmp_path: Path
 ) -> None:
     folder = build_folder(tmp_path / "model", family)
-    raised = ranks.run(parallel.world_size, publish_often, folder, parallel, tmp_path, hosts)
+    raised = ranks.run(parallel.world_size, publish_often, folder, parallel, tmp_path, hosts, has_models)
     original = load_file(folder / "model.safetensors")
     for host in range(hosts):
         found = {name: tensor.clone() for name, tensor in read_segment(tmp_path / str(host) / "policy", 2)}

@@ -1,0 +1,201 @@
+"""Hosts on one machine: namespaces of the network, of mounts, of processes and of the hostname, on a bridge. Needs
+root.
+
+Each host has an address, a hostname, processes, `/dev/shm` and `/tmp` of its own; all other files are those of the
+machine, as on a shared filesystem. Everything is removed at the end, and no process of a host outlives its maker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from dataplane.core.hosts import HOST_ID_VARIABLE
+
+_HOLD = """
+mount -t tmpfs -o mode=1777 shm /dev/shm && mount -t tmpfs -o mode=1777 tmp /tmp && hostname {name} && echo && read
+"""
+"""What the first process of a host does: the host ends when its standard input closes."""
+OWN_FOLDERS = ("/dev/shm", "/tmp")
+"""The folders that every host has for itself."""
+DEVICE = "eth0"
+"""The name of a host's network device."""
+
+
+def why_not_allowed() -> str:
+    """Return why hosts cannot be made here; empty if they can."""
+    if os.geteuid():
+        return "hosts are network namespaces, which only root can make; run this as root"
+    name = f"yt{secrets.token_hex(3)}-try"
+    try:
+        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+    except OSError as error:
+        return f"hosts need `ip` (Debian's iproute2): {error}"
+    except subprocess.CalledProcessError as error:
+        return f"this kernel or container allows no network namespaces: {error.stderr.decode().strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What passed a host's network device, in bytes with all headers."""
+
+    received: int
+    sent: int
+
+
+class Host:
+    """One host."""
+
+    def __init__(self, *, name: str, space: str, address: str, holder: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.address = address
+        self._space = space
+        self._holder = holder
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        self._first = int(children[0])
+        """The number of the host's first process, with which all of its processes end."""
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the words that run a command on this host, in the working directory of the caller."""
+        spaces = ("--net", "--mount", "--uts", "--pid")
+        return ["nsenter", f"--target={self._first}", *spaces, f"--wd={Path.cwd()}", *command]
+
+    def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return an environment in which processes know this host from others."""
+        return {**(os.environ if environ is None else environ), HOST_ID_VARIABLE: self.name, "TMPDIR": "/tmp"}
+
+    def start(self, command: Sequence[str], *, environ: Mapping[str, str] | None = None, **options: Any) -> Any:
+        """Start a process on this host, and return its handle."""
+        return subprocess.Popen(self.command(command), env=self.environ(environ), **options)
+
+    def run(self, command: Sequence[str], **options: Any) -> str:
+        """Run a command on this host, and return what it prints. Raises CalledProcessError."""
+        process = subprocess.run(
+            self.command(command), env=self.environ(), check=True, stdout=subprocess.PIPE, text=True, **options
+        )
+        return process.stdout
+
+    def counters(self) -> Counters:
+        """Return what has passed the host's network device so far."""
+        (found,) = json.loads(_ip("-n", self._space, "-s", "-j", "link", "show", DEVICE))
+        bytes_of = {way: int(found["stats64"][way]["bytes"]) for way in ("rx", "tx")}
+        return Counters(received=bytes_of["rx"], sent=bytes_of["tx"])
+
+    def cut(self) -> None:
+        """Take the host's network device down."""
+        _ip("-n", self._space, "link", "set", DEVICE, "down")
+
+    def mend(self) -> None:
+        """Bring the host's network device up again."""
+        _ip("-n", self._space, "link", "set", DEVICE, "up")
+
+    def kill(self) -> None:
+        """End all processes of the host at once, as if its power were gone."""
+        self._holder.kill()
+        self._holder.wait()
+
+    def files(self) -> list[str]:
+        """Return the paths of all that is in the host's own folders."""
+        return sorted(self.run(["find", *OWN_FOLDERS, "-mindepth", "1"]).split())
+
+    def processes(self) -> list[str]:
+        """Return the number and the command line of every process on the host but the first."""
+        space = Path(f"/proc/{self._first}/ns/pid").readlink()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or int(entry.name) == self._first or (entry / "ns/pid").readlink() != space:
+                    continue
+                words = (entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode(errors="replace")
+                found.append(f"{entry.name} {words[:200].strip()}")
+            except OSError:  # it has ended
+                continue
+        return found
+
+    def listening(self) -> list[str]:
+        """Return the addresses at which something listens on the host."""
+        lines = self.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).splitlines()
+        return sorted(words[1] for line in lines if (words := line.split())[3] == "0A")
+
+
+class Hosts:
+    """Some hosts on a bridge of their own, which no other network reaches. All are removed at the end of the block."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._tag = f"yt{secrets.token_hex(3)}"
+        self._net = f"10.213.{secrets.randbelow(256)}"
+        self._stack = ExitStack()
+        self._hosts: list[Host] = []
+
+    def __enter__(self) -> Self:
+        try:
+            bridge = self._space("bridge")
+            _ip("-n", bridge, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", bridge, "link", "set", "bridge", "up")
+            for number in range(self._num):
+                self._hosts.append(self._make(number, bridge))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, number: int) -> Host:
+        return self._hosts[number]
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def _make(self, number: int, bridge: str) -> Host:
+        space, name, address = self._space(str(number)), f"host{number}", f"{self._net}.{number + 1}"
+        port = f"port{number}"
+        _ip("link", "add", DEVICE, "netns", space, "type", "veth", "peer", "name", port, "netns", bridge)
+        _ip("-n", space, "addr", "add", f"{address}/24", "dev", DEVICE)
+        for inside, device in ((space, "lo"), (space, DEVICE), (bridge, port)):
+            _ip("-n", inside, "link", "set", device, "up")
+        _ip("-n", bridge, "link", "set", port, "master", "bridge")
+        holder = subprocess.Popen(
+            [
+                *("ip", "netns", "exec", space, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"),
+                *("--mount-proc", "bash", "-c", _HOLD.format(name=name)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._stack.callback(_end, holder)
+        assert holder.stdout is not None
+        if not holder.stdout.readline():
+            raise OSError(f"the folders of {name} could not be made; see above")
+        return Host(name=name, space=space, address=address, holder=holder)
+
+    def _space(self, name: str) -> str:
+        """Make a network namespace, which goes at the end, and return its name."""
+        space = f"{self._tag}-{name}"
+        _ip("netns", "add", space)
+        self._stack.callback(_ip, "netns", "delete", space)
+        return space
+
+
+def _end(holder: subprocess.Popen[bytes]) -> None:
+    """End the first process of a host; the kernel ends the others."""
+    assert holder.stdin is not None and holder.stdout is not None
+    holder.kill()
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,0 +1,137 @@
+"""A Ray cluster over hosts that are namespaces (`benchmarks.common.hosts`), and whole runs on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.hosts import Host, Hosts
+from tests.yatt_mm.runs import ROOT
+from yatt_mm.common.tokens import write_token
+
+PORT = 6379
+START_S = 60.0
+DEADLINE_S = 500.0
+END_S = 30.0
+RAY = str(Path(sys.executable).with_name("ray"))
+RAYS_FILES = "/tmp/ray"
+"""Where Ray keeps its files on every host; they are the cluster's, not the run's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a run ended."""
+
+    status: int
+    output: str
+    left_behind: list[str]
+    """The files and processes that a host had after the run, and not before it."""
+    sent: list[int]
+    """[host] the bytes that it has sent while the run was under way."""
+
+
+class Cluster:
+    """Hosts with a raylet on each. The first one is the head, and the place where runs are started."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        """`folder`: for files that all hosts see."""
+        self.hosts = hosts
+        self._folder = folder
+        self._stack = ExitStack()
+        inherited = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        self._environ = {  # without what torch has set in the process of the tests for its children
+            **inherited,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(write_token(folder / "cluster_token")),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+
+    @property
+    def address(self) -> str:
+        """What `ray.address` names."""
+        return f"{self.hosts[0].address}:{PORT}"
+
+    def start_ray(self, number: int, environ: Mapping[str, str] | None = None) -> None:
+        """Start Ray on a host, with one CPU slot, and wait until it takes part. `environ`: more variables for it."""
+        host = self.hosts[number]
+        words = [f"--address={self.address}"] if number else ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        words += [f"--node-ip-address={host.address}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
+        log = self._folder / f"ray-{number}.log"
+        with log.open("wb") as output:
+            process = host.start(
+                [RAY, "start", *words], environ={**self._environ, **(environ or {})}, stdout=output, stderr=output
+            )
+        self._stack.callback(_end, process)
+        deadline = time.monotonic() + START_S
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End Ray on all hosts."""
+        self._stack.close()
+
+    def run(self, arguments: Sequence[str], *, num_hosts: int = 2) -> Finished:
+        """Run `python -m yatt_mm.train` on the first host, over the first hosts, to its end."""
+        hosts = [self.hosts[number] for number in range(len(self.hosts))]
+        before = [_seen(host) for host in hosts]
+        sent = [host.counters().sent for host in hosts]
+        over = [f"ray.address={self.address}", f"placement.num_devices={num_hosts}", "placement.devices_per_host=1"]
+        process = self.hosts[0].start(
+            [sys.executable, "-m", "yatt_mm.train", *arguments, *over],
+            environ=self._environ,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
+        sent = [host.counters().sent - earlier for host, earlier in zip(hosts, sent)]
+        deadline = time.monotonic() + END_S
+        while (left := _left(hosts, before)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return Finished(status=process.returncode, output=output, left_behind=left, sent=sent)
+
+
+@contextmanager
+def cluster_of(num: int, folder: Path) -> Iterator[Cluster]:
+    """Make hosts and a Ray cluster over them for a `with` block."""
+    with Hosts(num) as hosts:
+        cluster = Cluster(hosts, folder)
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def _seen(host: Host) -> set[str]:
+    """Return what is on a host: its own files, and its processes. Ray's own are left out: its idle workers come and
+    go."""
+    files = {path for path in host.files() if not path.startswith(RAYS_FILES)}
+    processes = {f"process {line}" for line in host.processes() if "ray::" not in line}
+    return files | processes
+
+
+def _left(hosts: Sequence[Host], before: Sequence[set[str]]) -> list[str]:
+    return [f"{host.name}: {what}" for host, had in zip(hosts, before) for what in sorted(_seen(host) - had)]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End `ray start --block`, which ends the processes that it has started."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

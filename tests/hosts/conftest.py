@@ -1,0 +1,61 @@
+"""Fixtures of the tests over several hosts: the digits example in a folder that all hosts see."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.common.hosts import why_not_allowed
+from tests.hosts.cluster import Cluster, cluster_of
+from tests.yatt_mm import runs
+from tests.yatt_mm.whole_runs.conftest import Digits, digits  # noqa: F401  a fixture
+
+if TYPE_CHECKING:
+    from examples.preparing import WarmedUp
+
+NUM_HOSTS = 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def allowed() -> None:
+    """Skip the tests, with the reason, where no hosts can be made."""
+    if why := why_not_allowed():
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def shared_digits(digits: Digits, prepared_digits: tuple[Path, WarmedUp]) -> Iterator[Digits]:  # noqa: F811
+    """The digits in a folder that is no host's own, as on a shared filesystem."""
+    with tempfile.TemporaryDirectory(prefix="yt-hosts-", dir="/var/tmp") as name:
+        folder = Path(name)
+        shutil.copytree(digits.model, folder / "model")
+        for shard in digits.folder.glob("*.tar"):
+            shutil.copy(shard, folder)
+        yield Digits(folder=folder, model=folder / "model", accuracy=digits.accuracy, num_eval=digits.num_eval)
+
+
+@pytest.fixture(scope="session")
+def on_one_host(shared_digits: Digits) -> runs.Finished:
+    """A short run on one host, with which those over several are compared."""
+    return runs.run(shared_digits.arguments("one", *SHORT))
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_digits: Digits) -> Iterator[Cluster]:
+    """Two hosts with Ray."""
+    folder = shared_digits.folder / "cluster"
+    folder.mkdir()
+    with cluster_of(NUM_HOSTS, folder) as made:
+        for number in range(NUM_HOSTS):
+            made.start_ray(number)
+        yield made
+    shutil.rmtree(folder)
+
+
+SHORT = ("train.steps=3", "eval.every=0", "checkpoint.every=2")
+"""Overrides of a run of three steps."""

@@ -1,0 +1,75 @@
+"""Whole runs over two hosts: the numbers of one host, nothing left behind, and what each of them lacks is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.cluster import Cluster
+from tests.hosts.conftest import SHORT
+from tests.yatt_mm import runs
+from tests.yatt_mm.whole_runs.conftest import Digits
+
+pytestmark = pytest.mark.hosts
+
+
+@pytest.mark.parametrize("layout", [("dp2",), ("pp2", "train.parallel.pp=2")], ids=lambda layout: layout[0])
+def test_a_run_over_two_hosts_has_the_numbers_of_one(
+    layout: tuple[str, ...], cluster: Cluster, shared_digits: Digits, on_one_host: runs.Finished
+) -> None:
+    name, *overrides = layout
+    finished = cluster.run(shared_digits.arguments(name, *SHORT, *overrides))
+    assert finished.status == 0 and on_one_host.status == 0, finished.output
+    assert not finished.left_behind, finished.left_behind
+    one, two = (runs.curve(shared_digits.folder, run) for run in ("one", name))
+    if name == "dp2":
+        assert one == two
+        model = (shared_digits.run(name) / "hf" / "model.safetensors").read_bytes()
+        assert model == (shared_digits.run("one") / "hf" / "model.safetensors").read_bytes()
+    else:  # the norm of a gradient is added up in another order
+        assert len(one) == len(two)
+        for mine, other in zip(one, two):
+            assert mine == pytest.approx(other, rel=1e-4)
+    logs = {log.name for log in (shared_digits.run(name) / "logs").iterdir()}
+    assert {"engine-0.log", "engine-1.log", "rank-0.log", "rank-1.log", "controller-1.log"} <= logs
+
+
+def test_the_judges_of_both_hosts_work_beside_the_policy(cluster: Cluster, shared_digits: Digits) -> None:
+    judge = (*runs.judge(shared_digits.model), "placement.mode=partial_colocation", "placement.dynamic=false")
+    finished = cluster.run(shared_digits.arguments("judged", *SHORT, "train.steps=2", *judge))
+    assert finished.status == 0 and not finished.left_behind, finished.output
+    lines = (shared_digits.run("judged") / "timeline.json").read_text().splitlines()[1:]
+    spans = [event for line in lines if line.startswith("{") and (event := json.loads(line.rstrip(",")))["ph"] == "X"]
+    used = {(event["pid"], event["cat"]) for event in spans if event.get("cat") in ("rollout", "genrm")}
+    assert used >= {(0, "rollout"), (1, "genrm")}
+
+
+def test_what_a_host_lacks_is_named_before_anything_heavy_starts(
+    cluster: Cluster, shared_digits: Digits, tmp_path: Path
+) -> None:
+    other = cluster.hosts[1]
+    arguments = shared_digits.arguments("lacking", *SHORT)
+    other.run(["mount", "-t", "tmpfs", "none", str(shared_digits.model)])
+    try:
+        finished = cluster.run(arguments)
+    finally:
+        other.run(["umount", str(shared_digits.model)])
+    assert finished.status == 1 and not finished.left_behind, finished.output
+    assert f"host host1 ({other.address}): model.path {shared_digits.model} has no config.json there" in finished.output
+    assert "ready after" not in finished.output
+
+
+def test_a_folder_of_results_that_a_host_does_not_see_is_named(cluster: Cluster, shared_digits: Digits) -> None:
+    finished = cluster.run(shared_digits.arguments("lacking", *SHORT, "run.dir=/tmp/results"))
+    assert finished.status == 1, finished.output
+    assert f"host host1 ({cluster.hosts[1].address}): it does not see the folder of the run, /tmp/results" in (
+        finished.output
+    )
+
+
+def test_tensor_parallel_ranks_on_two_hosts_are_refused(cluster: Cluster, shared_digits: Digits) -> None:
+    finished = cluster.run(shared_digits.arguments("across", *SHORT, "train.parallel.tp=2"))
+    assert finished.status == 2, finished.output
+    assert "the nearest layout that does is tp 1 and pp 2" in " ".join(finished.output.split())

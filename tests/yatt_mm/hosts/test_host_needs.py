@@ -1,0 +1,62 @@
+"""Tests that a host says what it lacks of what a run needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.yatt_mm import runs
+from yatt_mm.hosts import host_needs
+from yatt_mm.hosts.host_needs import HostNeeds, versions
+
+
+@pytest.fixture
+def needs(tmp_path: Path) -> HostNeeds:
+    runs.write_shard(tmp_path / "train-0.tar", range(2))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "run" / "hosts").mkdir(parents=True)
+    seen = tmp_path / "run" / "hosts" / "seen"
+    seen.write_text("a text")
+    return HostNeeds(
+        versions=versions(),
+        shared=seen,
+        shared_text="a text",
+        folders={"model.path": str(tmp_path)},
+        sets={"train": [str(tmp_path / "train-*.tar")]},
+    )
+
+
+def test_a_host_with_everything_lacks_nothing(needs: HostNeeds) -> None:
+    assert needs.missing() == []
+
+
+def test_what_is_not_there_is_named_with_what_to_do(needs: HostNeeds, tmp_path: Path) -> None:
+    lacking = replace(
+        needs,
+        versions={**needs.versions, "torch": "1.0"},
+        shared=tmp_path / "run" / "hosts" / "other",
+        folders={"reward.judges.tidy.model": "/no/such"},
+        sets={"eval": [str(tmp_path / "eval-*.tar")]},
+    )
+    torch, shared, model, data = lacking.missing()
+    assert torch == f"it has torch {needs.versions['torch']}, and the launcher's host 1.0: install the same"
+    assert f"it does not see the folder of the run, {tmp_path / 'run'} (other: No such file" in shared
+    assert model.startswith("reward.judges.tidy.model /no/such has no config.json there")
+    assert "eval" in data and "no file matches" in data
+
+
+def test_a_folder_of_the_same_name_that_is_not_shared_is_seen(needs: HostNeeds) -> None:
+    (found,) = replace(needs, shared_text="another text").missing()
+    assert "put run.dir on a filesystem that all hosts share" in found
+
+
+def test_two_checkouts_of_one_version_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = versions()["yatt-mm"]
+    for package in ("yatt_mm/hosts", "dataplane", "models"):
+        (tmp_path / package).mkdir(parents=True)
+    monkeypatch.setattr(host_needs, "__file__", str(tmp_path / "yatt_mm" / "hosts" / "host_needs.py"))
+    empty = versions()["yatt-mm"]
+    (tmp_path / "models" / "new.py").write_text("x = 1")
+    assert len({before, empty, versions()["yatt-mm"]}) == 3

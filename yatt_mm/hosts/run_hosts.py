@@ -1,0 +1,129 @@
+"""The hosts of a run, as its launcher sees them: its own, and the others through their agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.host_progress import HostProgress
+from yatt_mm.common.progress import Done, progress_of
+from yatt_mm.common.ray_calls import fetch
+from yatt_mm.hosts.devices import Devices, RayNode
+from yatt_mm.hosts.orders import NodeNews
+
+NEWS_S = 1.0
+"""The seconds between two questions for news of another host."""
+SIGNAL_S = 5.0
+"""The seconds in which other hosts must send a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHost:
+    """A host of a run."""
+
+    node: RayNode
+    node_id: str
+    """The id of its data-plane node; empty if the user started that."""
+    uri: str
+    """The address of that node."""
+    interface: str
+    """The name of its network device to the other hosts; empty in a run on one host."""
+    agent: Any
+    """The handle of its agent; None in a run on one host."""
+
+    def placed(self) -> dict[str, Any]:
+        """Return options that put an actor on this host."""
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.node.id, soft=False)}
+
+
+class RunHosts:
+    """The hosts of one run."""
+
+    def __init__(self, own: RunHost, with_devices: Sequence[RunHost], devices: Devices, *, scratch: Path) -> None:
+        """`scratch`: the folder for the run's temporary files, which has the same path on every host."""
+        self.devices = devices
+        self.own = own
+        """The launcher's."""
+        self.with_devices = tuple(with_devices)
+        """[host] in the order of their devices."""
+        self._scratch = scratch
+        self._asked: dict[Any, tuple[RunHost, float]] = {}
+        """[call for news] whom it asked, and when it may be asked again."""
+        self._news: dict[str, NodeNews] = {}
+
+    def of(self, number: int) -> RunHost:
+        """Return the host of the controller or the reward worker with this number: they are divided over the hosts."""
+        return self.with_devices[number % len(self.with_devices)]
+
+    def with_device(self, device: int) -> RunHost:
+        """Return the host that has this device."""
+        return self.with_devices[device // self.devices.per_host]
+
+    @property
+    def others(self) -> list[RunHost]:
+        """All hosts but the launcher's."""
+        return [host for host in self.with_devices if host.node.id != self.own.node.id]
+
+    @property
+    def progress(self) -> HostProgress:
+        """What reads the progress of the parts of the run."""
+        hosts = dict.fromkeys((self.own, *self.with_devices))
+        return HostProgress(agents=tuple(host.agent for host in hosts if host.agent is not None))
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """[node id] The addresses of the data-plane nodes of a run over several hosts."""
+        hosts = dict.fromkeys((self.own, *self.with_devices))
+        return {host.node_id: host.uri for host in hosts} if len(hosts) > 1 else {}
+
+    @property
+    def num_restarts(self) -> int:
+        """How many times nodes of other hosts were started again, as far as it is known."""
+        return sum(news.num_restarts for news in self._news.values())
+
+    @property
+    def last_restart_s(self) -> float:
+        """The seconds of the longest last restart of a node of another host."""
+        return max((news.last_restart_s for news in self._news.values()), default=0.0)
+
+    def check(self) -> None:
+        """Take news of the other hosts. Raises WorkerError if one of them is gone, or its node is given up."""
+        now_s = time.monotonic()
+        asked = {host.node.id for host, _ in self._asked.values()}
+        for host in self.others:
+            if host.node.id not in asked:
+                self._asked[host.agent.news.remote()] = host, now_s + NEWS_S
+        if not self._asked:
+            return
+        done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        for call in done:
+            host, again_s = self._asked[call]
+            news: NodeNews = fetch(call, name=f"host {host.node}", what="the run")
+            self._news[host.node.id] = news
+            if news.failure:
+                raise WorkerError(f"host {host.node}: {news.failure}")
+            if now_s >= again_s:
+                del self._asked[call]
+
+    def done_by(self, name: str) -> Done | None:
+        """Return what a part of the run has done, on whichever host it is; None if it has not begun."""
+        return replace(self.progress, folder=self._scratch).of([name])[0]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the process of a part of the run, on whichever host it is."""
+        if (found := progress_of(name, self._scratch)) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(found.pid, number)
+        calls = [host.agent.signal.remote(name, int(number)) for host in self.others]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=SIGNAL_S)
