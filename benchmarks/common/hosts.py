@@ -55,12 +55,28 @@ class Counters:
 class Host:
     """One host."""
 
-    def __init__(self, *, name: str, space: str, address: str, holder: subprocess.Popen[bytes]) -> None:
+    def __init__(self, *, name: str, space: str, address: str) -> None:
+        """`space`: the name of its network namespace."""
         self.name = name
         self.address = address
         self._space = space
-        self._holder = holder
-        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        self.start_up()
+
+    def start_up(self) -> None:
+        """Start the host, for the first time or after `kill`. Raises OSError if its folders cannot be made."""
+        self._holder = subprocess.Popen(
+            [
+                *("ip", "netns", "exec", self._space, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"),
+                *("--mount-proc", "bash", "-c", _HOLD.format(name=self.name)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._holder.stdout is not None
+        if not self._holder.stdout.readline():
+            self.kill()
+            raise OSError(f"the folders of {self.name} could not be made; see above")
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
         self._first = int(children[0])
         """The number of the host's first process, with which all of its processes end."""
 
@@ -99,9 +115,12 @@ class Host:
         _ip("-n", self._space, "link", "set", DEVICE, "up")
 
     def kill(self) -> None:
-        """End all processes of the host at once, as if its power were gone."""
+        """End all processes of the host at once, as if its power were gone: the kernel ends them with the first."""
+        assert self._holder.stdin is not None and self._holder.stdout is not None
         self._holder.kill()
         self._holder.wait()
+        self._holder.stdin.close()
+        self._holder.stdout.close()
 
     def files(self) -> list[str]:
         """Return the paths of all that is in the host's own folders."""
@@ -166,19 +185,9 @@ class Hosts:
         for inside, device in ((space, "lo"), (space, DEVICE), (bridge, port)):
             _ip("-n", inside, "link", "set", device, "up")
         _ip("-n", bridge, "link", "set", port, "master", "bridge")
-        holder = subprocess.Popen(
-            [
-                *("ip", "netns", "exec", space, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"),
-                *("--mount-proc", "bash", "-c", _HOLD.format(name=name)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._stack.callback(_end, holder)
-        assert holder.stdout is not None
-        if not holder.stdout.readline():
-            raise OSError(f"the folders of {name} could not be made; see above")
-        return Host(name=name, space=space, address=address, holder=holder)
+        host = Host(name=name, space=space, address=address)
+        self._stack.callback(host.kill)
+        return host
 
     def _space(self, name: str) -> str:
         """Make a network namespace, which goes at the end, and return its name."""
@@ -186,15 +195,6 @@ class Hosts:
         _ip("netns", "add", space)
         self._stack.callback(_ip, "netns", "delete", space)
         return space
-
-
-def _end(holder: subprocess.Popen[bytes]) -> None:
-    """End the first process of a host; the kernel ends the others."""
-    assert holder.stdin is not None and holder.stdout is not None
-    holder.kill()
-    holder.wait()
-    holder.stdin.close()
-    holder.stdout.close()
 
 
 def _ip(*words: str) -> str:

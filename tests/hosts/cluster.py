@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +75,30 @@ class Cluster:
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
 
+    def wait_for_step(self, run_dir: Path, step: int) -> None:
+        """Wait until a run has finished this step."""
+        deadline, file = time.monotonic() + DEADLINE_S, run_dir / "metrics.jsonl"
+        while time.monotonic() < deadline:
+            if file.exists() and any(json.loads(line)["step"] == step for line in file.read_text().splitlines()):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"step {step} did not end in {DEADLINE_S:g} s")
+
     def stop(self) -> None:
         """End Ray on all hosts."""
         self._stack.close()
 
-    def run(self, arguments: Sequence[str], *, num_hosts: int = 2) -> Finished:
-        """Run `python -m yatt_mm.train` on the first host, over the first hosts, to its end."""
-        hosts = [self.hosts[number] for number in range(len(self.hosts))]
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        num_hosts: int = 2,
+        meanwhile: Callable[[], None] = lambda: None,
+        num_seen: int | None = None,
+    ) -> Finished:
+        """Run `python -m yatt_mm.train` on the first host, over this number of hosts, to its end. `meanwhile` is called
+        in a thread at the start. `num_seen`: the hosts that are looked at afterwards; all by default."""
+        hosts = [self.hosts[number] for number in range(len(self.hosts))][:num_seen]
         before = [_seen(host) for host in hosts]
         sent = [host.counters().sent for host in hosts]
         over = [f"ray.address={self.address}", f"placement.num_devices={num_hosts}", "placement.devices_per_host=1"]
@@ -91,12 +110,15 @@ class Cluster:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
         try:
             output, _ = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
             raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
+        thread.join(DEADLINE_S)
         sent = [host.counters().sent - earlier for host, earlier in zip(hosts, sent)]
         deadline = time.monotonic() + END_S
         while (left := _left(hosts, before)) and time.monotonic() < deadline:

@@ -18,8 +18,6 @@ from tests.yatt_mm.whole_runs.conftest import Digits, digits  # noqa: F401  a fi
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp
 
-NUM_HOSTS = 2
-
 
 @pytest.fixture(scope="session", autouse=True)
 def allowed() -> None:
@@ -48,10 +46,19 @@ def on_one_host(shared_digits: Digits) -> runs.Finished:
 @pytest.fixture(scope="module")
 def cluster(shared_digits: Digits) -> Iterator[Cluster]:
     """Two hosts with Ray."""
-    folder = shared_digits.folder / "cluster"
+    yield from _cluster(2, shared_digits.folder / "two")
+
+
+@pytest.fixture(scope="module")
+def cluster_of_three(shared_digits: Digits) -> Iterator[Cluster]:
+    """Three hosts with Ray."""
+    yield from _cluster(3, shared_digits.folder / "three")
+
+
+def _cluster(num: int, folder: Path) -> Iterator[Cluster]:
     folder.mkdir()
-    with cluster_of(NUM_HOSTS, folder) as made:
-        for number in range(NUM_HOSTS):
+    with cluster_of(num, folder) as made:
+        for number in range(num):
             made.start_ray(number)
         yield made
     shutil.rmtree(folder)

@@ -34,7 +34,8 @@ def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Create a folder `parent/prefix...`, yield its path, and remove it at the end of the `with` block. Folders of dead
     owners with this prefix are removed first."""
     remove_orphans(parent, prefix)
-    with _owned(Path(tempfile.mkdtemp(prefix=prefix, dir=parent))) as folder:
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    with _owned(folder):
         yield folder
 
 
@@ -52,14 +53,14 @@ def same_folder(folder: Path, prefix: str) -> Iterator[None]:
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[Path]:
+def _owned(folder: Path) -> Iterator[None]:
     """Own a new folder during a block, and remove it at the end."""
     try:
         with (folder / f"{LOCK_FILE}.new").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the lock file appears locked, so that no other owner finds it free in between
             Path(lock.name).rename(folder / LOCK_FILE)
-            yield folder
+            yield
     finally:
         remove(folder)
 

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from yatt_mm.common.errors import WorkerError
+from dataplane.core.errors import NodeUnavailableError
+from yatt_mm.common.errors import RunLost, WorkerError
 from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.common.ray_calls import fetch
@@ -97,7 +98,12 @@ class RunHosts:
         return max((news.last_restart_s for news in self._news.values()), default=0.0)
 
     def check(self) -> None:
-        """Take news of the other hosts. Raises WorkerError if one of them is gone, or its node is given up."""
+        """Take news of the other hosts.
+
+        Raises:
+            RunLost: one of them is gone.
+            NodeUnavailableError: its node died too often to be started again.
+        """
         now_s = time.monotonic()
         asked = {host.node.id for host, _ in self._asked.values()}
         for host in self.others:
@@ -108,12 +114,28 @@ class RunHosts:
         done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         for call in done:
             host, again_s = self._asked[call]
-            news: NodeNews = fetch(call, name=f"host {host.node}", what="the run")
-            self._news[host.node.id] = news
-            if news.failure:
-                raise WorkerError(f"host {host.node}: {news.failure}")
+            self._take(host, call)
             if now_s >= again_s:
                 del self._asked[call]
+
+    def require(self, *, deadline_s: float) -> None:
+        """Return if all hosts reply in time. Raises as `check`."""
+        calls = {host.agent.news.remote(): host for host in self.others}
+        done, late = ray.wait(list(calls), num_returns=len(calls), timeout=deadline_s) if calls else ([], [])
+        for call in done:
+            self._take(calls[call], call)
+        if late:
+            raise RunLost(f"host {calls[late[0]].node} is lost: its agent did not reply in {deadline_s:g} s")
+
+    def _take(self, host: RunHost, call: Any) -> None:
+        """Take the news of a host."""
+        try:
+            news: NodeNews = fetch(call, name="its agent", what="the run")
+        except WorkerError as error:
+            raise RunLost(f"host {host.node} is lost: {error}") from error
+        self._news[host.node.id] = news
+        if news.failure:
+            raise NodeUnavailableError(f"host {host.node}: {news.failure}")
 
     def done_by(self, name: str) -> Done | None:
         """Return what a part of the run has done, on whichever host it is; None if it has not begun."""

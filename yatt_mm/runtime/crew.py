@@ -65,6 +65,7 @@ class Crew:
         Raises:
             WorkerError: an actor failed to start, or took too long.
         """
+        self.hosts = hosts
         self.restart_count = 0
         self._stack = stack
         self._config = config

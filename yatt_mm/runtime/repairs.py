@@ -67,6 +67,7 @@ class Repairs:
         if not isinstance(error, ABOUT_PARTS):
             raise error
         began = time.monotonic()
+        self._crew.hosts.require(deadline_s=REPLY_S)
         where = self._progress(error)
         self._crew.rendezvous.abort.remote(0, str(error))
         died = {*died_controllers(runs, within_s=ENDING_S), *where.late}

@@ -292,7 +292,7 @@ def test_a_stale_or_forged_ref_is_refused_and_leaves_no_lease(client: Client, re
 
 
 def test_a_reader_goes_on_with_a_node_that_was_started_again_by_hand() -> None:
-    reservation = embedded._reserve(0)  # keeps others from the port between the lives of the node
+    reservation = embedded._reserve("127.0.0.1", 0)  # keeps others from the port between the lives of the node
     port = reservation.getsockname()[1]
     command = [sys.executable, "-m", "dataplane", "serve", "--port", str(port), "--memory", "1MiB"]
     nodes: list[subprocess.Popen[bytes]] = []
