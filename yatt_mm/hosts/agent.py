@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from yatt_mm.common.errors import WorkerError
@@ -30,6 +31,8 @@ END_S = 20.0
 """The seconds in which they must be gone."""
 CONNECT_S = 5.0
 """The seconds in which another host must answer."""
+MOST_AT_ONCE = 64
+"""The most hosts that are tried at the same time."""
 
 
 class HostAgent:
@@ -62,7 +65,7 @@ class HostAgent:
             raise WorkerError(ready["error"])
         process.wait()  # it goes on in a child
         threading.Thread(target=self._read_news, daemon=True, name="host's news").start()
-        return HostReady(uri=ready["uri"], journal_bytes=ready["journal_bytes"], interface=interface_of(self._address))
+        return HostReady(uri=ready["uri"], interface=interface_of(self._address))
 
     def _read_news(self) -> None:
         assert self._process is not None and self._process.stdout is not None
@@ -128,13 +131,17 @@ def listen_at(address: str) -> socket.socket:
 
 def unreachable(others: Mapping[str, tuple[str, int]]) -> list[str]:
     """Return the names of the hosts whose (address, port) cannot be reached from here, each with the reason."""
-    found = []
-    for name, (address, port) in others.items():
+
+    def look(one: tuple[str, tuple[str, int]]) -> str:
+        name, (address, port) = one
         try:
             socket.create_connection((address, port), timeout=CONNECT_S).close()
         except OSError as error:
-            found.append(f"{name} at port {port} ({_reason(error)})")
-    return found
+            return f"{name} at port {port} ({_reason(error)})"
+        return ""
+
+    with ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
+        return [found for found in pool.map(look, others.items()) if found]
 
 
 def _reason(error: OSError) -> str:

@@ -41,8 +41,8 @@ def main() -> int:
             settings = NodeSettings(**order["node"])
             stack.callback(keep_log, scratch.files, Path(order["log_dir"]), f"node-{order['number']}.log")
             embedded = start_own_node(stack, settings)
-            node = open_run_scope(stack, embedded.uri, order["scope"], embedded)
-            _tell(uri=node.uri, journal_bytes=node.journal_bytes)
+            open_run_scope(stack, embedded.uri, order["scope"], embedded)
+            _tell(uri=embedded.uri)
             _watch(embedded)
     except FileExistsError as error:
         _tell(

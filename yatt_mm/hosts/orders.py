@@ -68,7 +68,6 @@ class HostReady:
 
     uri: str
     """The address of its node."""
-    journal_bytes: int
     interface: str
     """The name of the network device with the host's address."""
 

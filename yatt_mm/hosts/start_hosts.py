@@ -58,7 +58,7 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost) -> RunHosts
     _refuse(_ask(named, "look", _needs(config, settings, own_host.shared)))
     stack.callback(_stop, named)
     ready: dict[str, HostReady] = dict(zip(others, _ask(named, "start").values(), strict=True))
-    own_ready = HostReady(uri=node.uri, journal_bytes=node.journal_bytes, interface=interface_of(own.address))
+    own_ready = HostReady(uri=node.uri, interface=interface_of(own.address))
     hosts = {
         there.id: RunHost(
             node=there,

@@ -41,6 +41,11 @@ class DeviceLedger:
         Until the first phase they may hold more than the rules allow.
         """
         self._states = dict(states)
+        self._units_on: dict[int, list[Unit]] = {}
+        """[device] the units that use it, so that a change looks at no others."""
+        for unit in states:
+            for device in unit.devices:
+                self._units_on.setdefault(device, []).append(unit)
         self._since: dict[Unit, float] = {}
         self._spans: list[LedgerSpan] = []
 
@@ -60,13 +65,14 @@ class DeviceLedger:
         """
         if MEMORY.index(state) <= MEMORY.index(self._states[unit]):
             return
-        for other, held in self._states.items():
-            shared = set(unit.devices) & set(other.devices)
-            if other.role is unit.role or held is State.ASLEEP or not shared:
+        for other in dict.fromkeys(other for device in unit.devices for other in self._units_on[device]):
+            held = self._states[other]
+            if other.role is unit.role or held is State.ASLEEP:
                 continue
             is_publishing = {unit.role, other.role} == {Role.ROLLOUT, Role.TRAIN} and held is State.WEIGHTS_ONLY
             if not (is_publishing and state is State.WEIGHTS_ONLY):
-                raise PlacementError(f"{unit} cannot be {state} on device(s) {sorted(shared)}: {other} is {held} there")
+                shared = sorted(set(unit.devices) & set(other.devices))
+                raise PlacementError(f"{unit} cannot be {state} on device(s) {shared}: {other} is {held} there")
 
     def change(self, unit: Unit, state: State, *, now_s: float) -> None:
         """Note that a unit is in another state now.

@@ -73,7 +73,7 @@ def node_process(uri: str) -> psutil.Process:
 
 def test_a_host_has_folders_and_a_node_as_long_as_its_agent_wants_them(agent: HostAgent, order: HostOrder) -> None:
     ready = agent.start()
-    assert ready.interface == "lo" and ready.journal_bytes == (16 << 20) // 8
+    assert ready.interface == "lo"
     assert order.scratch.weights.is_dir() and (order.scratch.files.stat().st_mode & 0o777) == 0o700
     client = Client(ready.uri)
     assert client.ingest("train").num_samples == 4
