@@ -45,7 +45,9 @@ def test_parts_on_another_host_are_made_again_and_change_no_number(
     assert any("training rank 1" in fault["who"] for fault in faults)
 
 
-def test_a_link_that_is_down_for_ten_seconds_changes_no_number(cluster: Cluster, shared_digits: Digits) -> None:
+def test_a_link_that_is_down_for_ten_seconds_changes_no_number(
+    cluster: Cluster, shared_digits: Digits, on_one_host: runs.Finished
+) -> None:
     def meanwhile() -> None:
         cluster.wait_for_step(shared_digits.run("cut"), 0)
         cluster.hosts[1].cut()
@@ -58,7 +60,7 @@ def test_a_link_that_is_down_for_ten_seconds_changes_no_number(cluster: Cluster,
 
 
 def test_a_lost_host_ends_the_run_by_name_and_the_run_goes_on_when_it_is_back(
-    cluster: Cluster, shared_digits: Digits
+    cluster: Cluster, shared_digits: Digits, on_one_host: runs.Finished
 ) -> None:
     arguments = shared_digits.arguments("lost", *SHORT, "controllers.deadline_s=45")
 
@@ -78,12 +80,15 @@ def test_a_lost_host_ends_the_run_by_name_and_the_run_goes_on_when_it_is_back(
     assert runs.curve(shared_digits.folder, "lost") == runs.curve(shared_digits.folder, "one")
 
 
-def test_a_third_host_takes_part_when_a_run_goes_on(cluster_of_three: Cluster, shared_digits: Digits) -> None:
+def test_a_third_host_takes_part_when_a_run_goes_on(
+    cluster_of_three: Cluster, shared_digits: Digits, on_one_host: runs.Finished
+) -> None:
     cluster = cluster_of_three
     first = cluster.run(shared_digits.arguments("grown", *SHORT, "train.steps=2"))
     assert first.status == 0 and not first.left_behind, first.output
     second = cluster.run([*shared_digits.arguments("grown", *SHORT), "--resume"], num_hosts=3)
     assert second.status == 0 and not second.left_behind, second.output
     grown, one = (runs.curve(shared_digits.folder, name) for name in ("grown", "one"))
-    assert grown[:3] == one[:3] and grown[3]["reward/mean"] == one[3]["reward/mean"]
-    assert "controller-1.log" in {log.name for log in (shared_digits.run("grown") / "logs").iterdir()}
+    assert grown[2].pop("eval/accuracy"), "its first part ended there"
+    assert grown[:3] == one[:3] and grown[3] == pytest.approx(one[3], rel=1e-4)  # three ranks add up in another order
+    assert "rank-2.log" in {log.name for log in (shared_digits.run("grown") / "logs").iterdir()}
