@@ -32,6 +32,8 @@ def test_a_run_over_two_hosts_has_the_numbers_of_one(
         assert len(one) == len(two)
         for mine, other in zip(one, two):
             assert mine == pytest.approx(other, rel=1e-4)
+    hosts = ", ".join(f"{host.name} ({host.address})" for host in (cluster.hosts[0], cluster.hosts[1]))
+    assert f"hosts {hosts}; what they send to each other is not encrypted" in finished.output
     logs = {log.name for log in (shared_digits.run(name) / "logs").iterdir()}
     assert {"engine-0.log", "engine-1.log", "rank-0.log", "rank-1.log", "controller-1.log"} <= logs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ STOP_S = 30.0
 """The seconds that other hosts have to remove what the run has there."""
 
 
-def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost) -> RunHosts:
-    """Reserve the devices of a run, and make ready what it needs on their hosts; `stack` ends it.
+def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Callable[[str], None]) -> RunHosts:
+    """Reserve the devices of a run, and make ready what it needs on their hosts; `stack` ends it. `tell` gets a line
+    about them if there are several.
 
     Raises:
         WorkerError: Ray has no such devices, a host lacks something, or cannot reach another one; it names all hosts
@@ -70,6 +71,7 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost) -> RunHosts
         for there in (own, *others.values())
     }
     _check_links(own, others, named)
+    tell(f"hosts {', '.join(map(str, devices.nodes))}; what they send to each other is not encrypted")
     return RunHosts(hosts[own.id], [hosts[there.id] for there in devices.nodes], devices, scratch=scratch.files)
 
 

@@ -174,8 +174,12 @@ def _run(
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
+
+    def tell(line: str) -> None:
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+
     with console.status(starting):
-        hosts = start_hosts(stack, config, own_host)
+        hosts = start_hosts(stack, config, own_host, tell)
         crew = Crew(
             stack,
             config,
@@ -186,7 +190,7 @@ def _run(
             batches=point.batches,
             weights_dir=scratch.weights,
             scratch=scratch.files,
-            tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
+            tell=tell,
         )
         controllers = crew.start_controllers(crew.team(), start)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
