@@ -64,7 +64,7 @@ def scored_by(model: Any) -> tuple[list[np.ndarray], torch.Tensor]:
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl")
 CASES = [(family, layout) for family in FAMILIES for layout in layouts_for(family)]
-QUICK = {"qwen2_5_vl tp2-pp2-sp", "qwen3_vl_moe tp2-sp-ep2"}
+QUICK = {"qwen2_5_vl tp2", "qwen2_5_vl tp2-pp2-sp", "qwen3_vl_moe tp2-sp-ep2"}
 
 
 @pytest.fixture(scope="module")
