@@ -60,7 +60,7 @@ AREAS = {
     "models": Area(
         sources=("models",),
         tests={
-            "models": (_PARTS, _FOLDERS, _PARITY, (*_RANKS, "tests/yatt_mm/weights")),
+            "models": (_PARTS, _FOLDERS, _PARITY, (*_RANKS, "tests/yatt_mm/weights", "tests/yatt_mm/training/lora")),
             "models/compat": (("tests/models/compat", "tests/models/test_parts.py"), _PARITY, _RANKS),
             "models/flops.py": (("tests/yatt_mm/training/test_flops.py", "tests/yatt_mm/control"),),
             "models/lora": (("tests/yatt_mm/training/lora", "tests/yatt_mm/config/test_lora_section.py"), _RANKS),
