@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from yatt_mm.common.progress import Done, progress_of
 
 REPLY_S = 5.0
@@ -31,6 +29,8 @@ class HostProgress:
         found = [progress_of(name, self.folder) for name in names]
         if not self.agents or None not in found:
             return found
+        import ray  # a run on one host needs it nowhere here, nor do the tests of what hands this on
+
         calls = [agent.done.remote(list(names)) for agent in self.agents]
         replied, _ = ray.wait(calls, num_returns=len(calls), timeout=REPLY_S)
         for call in replied:
