@@ -30,6 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.hosts import why_not_allowed
 from benchmarks.common.links import Link, LoopbackLink, NamespaceLink
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
@@ -77,7 +78,7 @@ def main() -> None:
 def run(num_objects: int) -> list[Row]:
     """Return the rows of every experiment over each kind of link."""
     links: list[NamespaceLink | LoopbackLink] = [LoopbackLink()]
-    if NamespaceLink.is_allowed():
+    if not why_not_allowed():
         links.insert(0, NamespaceLink())
     return [row for link in links for row in rows_over(link, num_objects)]
 

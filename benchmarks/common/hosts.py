@@ -140,11 +140,6 @@ class Host:
                 continue
         return found
 
-    def listening(self) -> list[str]:
-        """Return the addresses at which something listens on the host."""
-        lines = self.run(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).splitlines()
-        return sorted(words[1] for line in lines if (words := line.split())[3] == "0A")
-
 
 class Hosts:
     """Some hosts on a bridge of their own, which no other network reaches. All are removed at the end of the block."""

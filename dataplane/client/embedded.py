@@ -91,7 +91,7 @@ class EmbeddedNode:
         self._command += [f"--directory={directory}"] * (directory is not None)
         for name, patterns in roots.items():
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
-                self._command += ["--root", f"{name}={_absolute(pattern)}"]
+                self._command += ["--root", f"{name}={absolute_pattern(pattern)}"]
         for folder in media_roots:
             self._command += ["--media-root", str(folder.absolute())]
         if index_dir is not None:
@@ -238,7 +238,7 @@ def _ending(code: int) -> str:
     return f"signal {next((known.name for known in signal.Signals if known == -code), -code)}"
 
 
-def _absolute(pattern: str) -> str:
+def absolute_pattern(pattern: str) -> str:
     """Return a glob pattern of files as an absolute path, because the node has another working directory. URLs stay as
     they are."""
     return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())

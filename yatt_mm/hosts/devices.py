@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
@@ -32,6 +32,10 @@ class RayNode:
         """Return the name that errors use."""
         return f"{self.hostname} ({self.address})"
 
+    def placed(self) -> dict[str, Any]:
+        """Return options that put an actor on this host."""
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.id, soft=False)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
@@ -47,7 +51,7 @@ class Devices:
     """[device] the name that its host has for its GPU: a number or a UUID. Empty where devices are CPU slots."""
 
     def host_of(self, devices: Sequence[int]) -> int:
-        """Return the host that has these devices."""
+        """Return the number of the host that has these devices."""
         return devices[0] // self.per_host
 
     def place_on_host(self, device: int) -> int:

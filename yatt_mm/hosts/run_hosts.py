@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dataplane.core.errors import NodeUnavailableError
 from yatt_mm.common.errors import RunLost, WorkerError
@@ -44,7 +43,7 @@ class RunHost:
 
     def placed(self) -> dict[str, Any]:
         """Return options that put an actor on this host."""
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.node.id, soft=False)}
+        return self.node.placed()
 
 
 class RunHosts:
@@ -66,9 +65,14 @@ class RunHosts:
         """Return the host of the controller or the reward worker with this number: they are divided over the hosts."""
         return self.with_devices[number % len(self.with_devices)]
 
-    def with_device(self, device: int) -> RunHost:
-        """Return the host that has this device."""
-        return self.with_devices[device // self.devices.per_host]
+    def with_these(self, devices: Sequence[int]) -> RunHost:
+        """Return the host that has these devices."""
+        return self.with_devices[self.devices.host_of(devices)]
+
+    @property
+    def every(self) -> list[RunHost]:
+        """All hosts, each once."""
+        return list(dict.fromkeys((self.own, *self.with_devices)))
 
     @property
     def others(self) -> list[RunHost]:
@@ -78,13 +82,12 @@ class RunHosts:
     @property
     def progress(self) -> HostProgress:
         """What reads the progress of the parts of the run."""
-        hosts = dict.fromkeys((self.own, *self.with_devices))
-        return HostProgress(agents=tuple(host.agent for host in hosts if host.agent is not None))
+        return HostProgress(agents=tuple(host.agent for host in self.every if host.agent is not None))
 
     @property
     def nodes(self) -> dict[str, str]:
         """[node id] The addresses of the data-plane nodes of a run over several hosts."""
-        hosts = dict.fromkeys((self.own, *self.with_devices))
+        hosts = self.every
         return {host.node_id: host.uri for host in hosts} if len(hosts) > 1 else {}
 
     @property

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dataplane.client.client import Client
-from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.embedded import EmbeddedNode, absolute_pattern
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.tokens import write_token
@@ -88,7 +88,7 @@ def node_settings(
         scratch=str(scratch),
         memory_bytes=section.memory,
         num_workers=section.num_workers,
-        roots={name: [_absolute(pattern) for pattern in patterns] for name, patterns in roots.items()},
+        roots={name: [absolute_pattern(pattern) for pattern in patterns] for name, patterns in roots.items()},
         media_roots=[str(Path(folder).absolute()) for folder in config.data.media_roots],
         index_dir=str(Path(section.index_dir).absolute()) if section.index_dir else None,
         spill_in=str(Path(section.spill_dir or scratch).absolute()),
@@ -172,8 +172,3 @@ def keep_log(scratch: Path, folder: Path, name: str = NODE_LOG) -> None:
     if log.exists() and log.stat().st_size:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(log, folder / name)
-
-
-def _absolute(pattern: str) -> str:
-    """Return a pattern of files as an absolute path. URLs stay as they are."""
-    return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())

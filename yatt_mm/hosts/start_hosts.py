@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.ray_calls import wait_all
@@ -82,8 +81,8 @@ def _agent(stack: ExitStack, there: RayNode, order: HostOrder) -> Any:
     handle = remote.options(
         num_cpus=0,
         max_concurrency=16,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(there.id, soft=False),
         runtime_env={"env_vars": {"TMPDIR": str(order.scratch.files.parent)}},
+        **there.placed(),
     ).remote(order=order, address=there.address)
     stack.callback(ray.kill, handle)
     return handle

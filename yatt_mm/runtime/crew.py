@@ -160,7 +160,7 @@ class Crew:
         told to run."""
         controllers = []
         for c in range(self._config.controllers.num):
-            log, host = log_file(self._config, f"controller-{c}"), self._site.hosts.of(c)
+            log, host = log_file(self._config, f"controller-{c}"), self.hosts.of(c)
             construct = create(self._stack, ControllerActor, log=log, concurrency=1, **host.placed())
             team_there = replace(team, dataplane_uri=host.uri)
             controllers.append(construct(index=c, config=self._config, team=team_there, start=run_start))
@@ -178,19 +178,19 @@ class Crew:
 
     def _create_here(self, body: type, name: str, *, concurrency: int) -> Any:
         """Return the constructor of an actor on the launcher's host."""
-        log, host = log_file(self._config, name), self._site.hosts.own
+        log, host = log_file(self._config, name), self.hosts.own
         return create(self._stack, body, log=log, concurrency=concurrency, **host.placed())
 
     def _start(self, units: dict[Unit, Any]) -> None:
         store = self._store(units)
         deadline_s = self._config.faults.start_deadline_s
-        start(units, store, in_turns=bool(self._site.hosts.devices.gpus), deadline_s=deadline_s, tell=self._tell)
+        start(units, store, in_turns=bool(self.hosts.devices.gpus), deadline_s=deadline_s, tell=self._tell)
 
     def _store(self, units: Mapping[Unit, Any]) -> str:
         """Return where the training ranks meet: a file that only this user can reach, or in a run over several hosts a
         port of the first rank's host."""
         first = next((unit for unit in units if unit.role is Role.TRAIN and not unit.index), None)
-        if first is None or len(self._site.hosts.with_devices) == 1:
+        if first is None or len(self.hosts.with_devices) == 1:
             return f"file://{self._scratch / f'ranks_store-{self.restart_count}'}"
         call = (str(first), units[first].meet.remote(self._site.host(first.devices).node.address))
         (store,) = wait_all([call], what="its start", deadline_s=self._config.faults.start_deadline_s)
@@ -223,17 +223,17 @@ class Crew:
         gone = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
         _, alive = ray.wait(list(gone), num_returns=len(gone), timeout=GONE_S) if gone else ([], [])
         for call in alive:  # one that stands still does not hear Ray
-            self._site.hosts.signal(gone[call], signal.SIGKILL)
+            self.hosts.signal(gone[call], signal.SIGKILL)
         if alive:
             ray.wait(alive, num_returns=len(alive), timeout=STOP_DEADLINE_S)
 
     def write_stacks(self, units: Collection[Unit]) -> None:
         """Let the processes of these units write down where they are, in their logs."""
         for unit in units:
-            self._site.hosts.signal(str(unit), STACK_SIGNAL)
+            self.hosts.signal(str(unit), STACK_SIGNAL)
         if units:
             time.sleep(STACKS_S)
 
     def done_by(self, unit: Unit) -> Done | None:
         """Return what a unit has done so far; None if it has not begun."""
-        return self._site.hosts.done_by(str(unit))
+        return self.hosts.done_by(str(unit))

@@ -41,7 +41,7 @@ class Site:
 
     def host(self, devices: Sequence[int]) -> RunHost:
         """Return the host that has these devices."""
-        return self.hosts.with_device(devices[0])
+        return self.hosts.with_these(devices)
 
     def create(self, body: type, devices: Sequence[int], *, log: str, concurrency: int) -> Any:
         """Return the constructor of an actor on these devices. `log`: the name of its log file."""
