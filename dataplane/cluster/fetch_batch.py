@@ -55,8 +55,8 @@ class ArenaSink:
     """Receives objects into slabs of the arena. Whole objects are sealed and may be evicted, because their home node
     has them."""
 
-    def __init__(self, store: Store, batch: FetchBatch, until: float, count: Callable[[int, int], None]) -> None:
-        """`count` is called with the number of objects that were received completely, and with their bytes."""
+    def __init__(self, store: Store, batch: FetchBatch, until: float, count: Callable[[Sequence[Ref]], None]) -> None:
+        """`count` is called with the objects that were received completely."""
         self._keys = list(batch.rest)
         self.refs = [batch.rest[key] for key in self._keys]
         self._store = store
@@ -77,7 +77,7 @@ class ArenaSink:
         entries = self._store.publish([Written(self._slabs[at], ref, digest) for at, ref, digest in whole])
         for at, _, _ in whole:
             del self._slabs[at]
-        self._count(len(whole), sum(ref.nbytes for _, ref, _ in whole))
+        self._count([ref for _, ref, _ in whole])
         # in this order the caller, which waits for them one by one, wakes once
         for (at, ref, _), entry in reversed([*zip(whole, entries, strict=True)]):
             try:

@@ -58,6 +58,7 @@ class PeerFetcher:
     ) -> None:
         self.num_fetched = 0
         self.fetched_bytes = 0
+        self.fetched_plain_bytes = 0
         self.num_fetch_retries = 0
         self._store = store
         self._peers = peers
@@ -110,6 +111,7 @@ class PeerFetcher:
             return {
                 "num_fetched": self.num_fetched,
                 "fetched_bytes": self.fetched_bytes,
+                "fetched_plain_bytes": self.fetched_plain_bytes,
                 "num_fetch_retries": self.num_fetch_retries,
             }
 
@@ -186,10 +188,11 @@ class PeerFetcher:
         else:
             receive_many(flights[batch.lane % len(flights)], refs, sink, call)
 
-    def _count(self, num_fetched: int, fetched_bytes: int) -> None:
+    def _count(self, refs: Sequence[Ref]) -> None:
         with self._lock:
-            self.num_fetched += num_fetched
-            self.fetched_bytes += fetched_bytes
+            self.num_fetched += len(refs)
+            self.fetched_bytes += sum(ref.nbytes for ref in refs)
+            self.fetched_plain_bytes += sum(ref.nbytes for ref in refs if ref.kind == "plain")
 
     def _connections(self, uri: str) -> list[fl.FlightClient]:
         with self._lock:

@@ -23,6 +23,7 @@ COUNTERS = frozenset(
         "num_prefetch_hits",
         "num_prefetch_refused",
         "fetched_bytes",
+        "fetched_plain_bytes",
         "processed_bytes",
         "pixel_bytes",
         "received_bytes",

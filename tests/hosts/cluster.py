@@ -34,8 +34,6 @@ class Finished:
     output: str
     left_behind: list[str]
     """The files and processes that a host had after the run, and not before it."""
-    sent: list[int]
-    """[host] the bytes that it has sent while the run was under way."""
 
 
 class Cluster:
@@ -84,6 +82,10 @@ class Cluster:
             time.sleep(0.05)
         raise AssertionError(f"step {step} did not end in {DEADLINE_S:g} s")
 
+    def sent_bytes(self) -> int:
+        """Return what all hosts have sent to each other so far, with all headers."""
+        return sum(self.hosts[number].counters().sent for number in range(len(self.hosts)))
+
     def stop(self) -> None:
         """End Ray on all hosts."""
         self._stack.close()
@@ -100,7 +102,6 @@ class Cluster:
         in a thread at the start. `num_seen`: the hosts that are looked at afterwards; all by default."""
         hosts = [self.hosts[number] for number in range(len(self.hosts))][:num_seen]
         before = [_seen(host) for host in hosts]
-        sent = [host.counters().sent for host in hosts]
         over = [f"ray.address={self.address}", f"placement.num_devices={num_hosts}", "placement.devices_per_host=1"]
         process = self.hosts[0].start(
             [sys.executable, "-m", "yatt_mm.train", *arguments, *over],
@@ -119,11 +120,10 @@ class Cluster:
             output, _ = process.communicate()
             raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
         thread.join(DEADLINE_S)
-        sent = [host.counters().sent - earlier for host, earlier in zip(hosts, sent)]
         deadline = time.monotonic() + END_S
         while (left := _left(hosts, before)) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return Finished(status=process.returncode, output=output, left_behind=left, sent=sent)
+        return Finished(status=process.returncode, output=output, left_behind=left)
 
 
 @contextmanager

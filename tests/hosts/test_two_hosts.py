@@ -66,7 +66,7 @@ def test_what_a_host_lacks_is_named_before_anything_heavy_starts(
 def test_a_folder_of_results_that_a_host_does_not_see_is_named(cluster: Cluster, shared_digits: Digits) -> None:
     finished = cluster.run(shared_digits.arguments("lacking", *SHORT, "run.dir=/tmp/results"))
     assert finished.status == 1, finished.output
-    assert f"host host1 ({cluster.hosts[1].address}): it does not see the folder of the run, /tmp/results" in (
+    assert f"host host1 ({cluster.hosts[1].address}): it does not see the folder of run.dir, /tmp/results" in (
         finished.output
     )
 

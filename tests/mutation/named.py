@@ -126,7 +126,7 @@ NAMED = (
         test=f"{FAULTS}test_a_rank_that_dies_while_a_checkpoint_is_saved_is_named_and_the_checkpoint_does_not_count",
         path="yatt_mm/common/checkpoints.py",
         before="        folder = self._partial(step)\n",
-        after="        folder = self._final(step)\n",
+        after="        folder = self.folder(step)\n",
     ),
     Named(
         claim="a run that one controller resumes has the numbers of two",

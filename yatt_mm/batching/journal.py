@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataplane.core.refs import Ref
+from yatt_mm.batching.packed import Packed
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.step_meter import StepMeter
 
@@ -38,13 +39,14 @@ class Journal:
         """`max_bytes`: the most bytes of records that stay for it at the data plane."""
         self._num_controllers = num_controllers
         self._max_bytes = max_bytes
-        self._shares: dict[int, dict[int, StepShare]] = {}
-        """[step][controller] in the order of the steps."""
+        self._shares: dict[int, dict[int, tuple[Packed[StepShare], int]]] = {}
+        """[step][controller] each with the bytes of its records, in the order of the steps."""
 
-    def put(self, step: int, controller: int, share: StepShare) -> int:
-        """Note a controller's share of a step. Return the first step whose records must stay: steps before it are
-        dropped if all together are too large, and then a lost rank cannot be made again before the next checkpoint."""
-        self._shares.setdefault(step, {})[controller] = share
+    def put(self, step: int, controller: int, share: Packed[StepShare], nbytes: int) -> int:
+        """Note a controller's share of a step, and the bytes of its records. Return the first step whose records must
+        stay: steps before it are dropped if all together are too large, and then a lost rank cannot be made again
+        before the next checkpoint."""
+        self._shares.setdefault(step, {})[controller] = share, nbytes
         if self._nbytes() > self._max_bytes:
             self.drop_until(step - 1)
         return min(self._shares)
@@ -57,9 +59,9 @@ class Journal:
         """Drop steps to which a controller has not brought its share."""
         self._shares = {step: shares for step, shares in self._shares.items() if self._is_complete(step)}
 
-    def share(self, step: int, controller: int) -> StepShare | None:
+    def share(self, step: int, controller: int) -> Packed[StepShare] | None:
         """Return a controller's share of a step to which all have brought theirs; None for other steps."""
-        return self._shares[step][controller] if self._is_complete(step) else None
+        return self._shares[step][controller][0] if self._is_complete(step) else None
 
     def covers(self, first: int, last: int) -> bool:
         """Return True if every step from `first` to `last` is complete."""
@@ -68,7 +70,7 @@ class Journal:
     def refs(self, controller: int) -> dict[int, list[Ref]]:
         """Return [step] the records of a controller's shares."""
         return {
-            step: [group.group.ref for group in shares[controller].groups]
+            step: [group.group.ref for group in shares[controller][0].open().groups]
             for step, shares in self._shares.items()
             if controller in shares
         }
@@ -77,4 +79,4 @@ class Journal:
         return len(self._shares.get(step, ())) == self._num_controllers
 
     def _nbytes(self) -> int:
-        return sum(share.nbytes for shares in self._shares.values() for share in shares.values())
+        return sum(nbytes for shares in self._shares.values() for _, nbytes in shares.values())

@@ -19,6 +19,7 @@ from typing import Any
 from dataplane.core.refs import Ref
 from yatt_mm.batching.journal import Journal, StepShare
 from yatt_mm.batching.meeting import Meeting, MeetingKey, StepGivenUp
+from yatt_mm.batching.packed import Packed
 from yatt_mm.batching.run_records import RunRecords
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import PhaseAbortedError
@@ -209,11 +210,12 @@ class Rendezvous:
         event = self._is_stopping
         await event.wait()
 
-    async def put_share(self, controller: int, step: int, share: StepShare) -> int:
-        """Note what a controller brings to the update of a step. Return the first step whose records must stay."""
-        return self._journal.put(step, controller, share)
+    async def put_share(self, controller: int, step: int, share: Packed[StepShare], nbytes: int) -> int:
+        """Note what a controller brings to the update of a step, and the bytes of its records at the data plane. Return
+        the first step whose records must stay."""
+        return self._journal.put(step, controller, share, nbytes)
 
-    async def share(self, controller: int, step: int) -> StepShare | None:
+    async def share(self, controller: int, step: int) -> Packed[StepShare] | None:
         """Return what a controller brought to the update of a step; None if a controller had not brought its part."""
         return self._journal.share(step, controller)
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from dataplane.core.refs import Ref
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
+from yatt_mm.batching.packed import Packed
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import StopRequested
@@ -59,7 +60,8 @@ class RendezvousClient:
 
     def gather(self, value: T) -> list[T]:
         """Meet the other controllers, and return [C] the values that all of them brought."""
-        return self._meet(Rendezvous.gather, value)
+        brought: list[Packed[T]] = self._meet(Rendezvous.gather, Packed.of(value))
+        return [one.open() for one in brought]
 
     def draw(self, bad: Sequence[int]) -> list[Slot]:
         """Meet the other controllers, and return this controller's further prompts of the round."""
@@ -122,11 +124,12 @@ class RendezvousClient:
     def put_share(self, share: StepShare) -> int:
         """Bring what this controller has for the update of the present step, before it meets the others there. Return
         the first step whose records must stay."""
-        return self._ask(Rendezvous.put_share, self._controller, self.step, share)
+        return self._ask(Rendezvous.put_share, self._controller, self.step, Packed.of(share), share.nbytes)
 
     def share(self, step: int) -> StepShare | None:
         """Return what this controller brought to the update of a step before a fault; None if not all had."""
-        return self._ask(Rendezvous.share, self._controller, step)
+        packed: Packed[StepShare] | None = self._ask(Rendezvous.share, self._controller, step)
+        return None if packed is None else packed.open()
 
     def shared_refs(self) -> dict[int, list[Ref]]:
         """Return [step] this controller's records that stay until a checkpoint."""

@@ -61,20 +61,20 @@ class Checkpoints:
             DiskError: a file could not be written or synced; the message names the folder. The checkpoint counts if the
                 folder has its final name.
         """
-        partial, final = self._partial(step), self._final(step)
+        partial, final = self._partial(step), self.folder(step)
         with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
         with writing(partial):
             write_manifest(partial)
             take_name(partial, final)
         with writing(final):
-            for folder in self.root.absolute().parents[:3]:  # the first checkpoint of a run made them
+            for folder in self.root.resolve().parents[:3]:  # the first checkpoint of a run made them
                 with contextlib.suppress(PermissionError):  # of a folder above those of this user
                     sync_directory(folder)
         for old in self.steps()[: -self.keep]:
             if old != best:
-                with writing(self._final(old)):
-                    drop(self._final(old))
+                with writing(self.folder(old)):
+                    drop(self.folder(old))
         with writing(self.root):
             self.begun.drop_until(self.steps()[-self.keep :][0])
         return final
@@ -96,11 +96,11 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                check_files(self._final(step))
+                check_files(self.folder(step))
             except CheckpointError as error:
                 tell(f"{error}{'; trying the checkpoint before it' if step != steps[0] else ''}")
             else:
-                return self._final(step)
+                return self.folder(step)
         if steps:
             raise CheckpointError(
                 f"--resume: no checkpoint in {self.root} can be used; leave --resume out to start afresh"
@@ -110,7 +110,7 @@ class Checkpoints:
     def set_aside_after(self, step: int, *, but: Collection[int] = ()) -> Path | None:
         """Move checkpoints and begun steps of later steps to another folder, because the run continues from `step` on
         another path. `but`: the begun steps with which it goes on. Return that folder, or None if there are none."""
-        later = [self._final(other) for other in self.steps() if other > step]
+        later = [self.folder(other) for other in self.steps() if other > step]
         later += [self.begun.folder(other) for other in self.begun.steps() if other > step and other not in but]
         if not later:
             return None
@@ -128,7 +128,8 @@ class Checkpoints:
             for path in (*self.root.glob(".partial_*"), *self.root.glob(".dropped_*")):
                 shutil.rmtree(path)
 
-    def _final(self, step: int) -> Path:
+    def folder(self, step: int) -> Path:
+        """Return the folder of the committed checkpoint of `step`."""
         return self.root / f"step_{step:06d}"
 
     def _partial(self, step: int) -> Path:
@@ -141,13 +142,18 @@ def find_checkpoint(run_dir: Path, resume: str, tell: Callable[[str], None]) -> 
     start a run and continue it. `tell` gets lines for people.
 
     Raises:
-        CheckpointError: the folder is not a committed checkpoint, or is damaged; or the run has none, and an earlier
-            run of its name that was moved aside has.
+        CheckpointError: the folder is not a committed checkpoint, or is damaged; the folder of the run's checkpoints is
+            a link to what is gone; or the run has none, and an earlier run of its name that was moved aside has.
     """
     if resume != "auto":
         check_files(Path(resume))
         return Path(resume)
     root = run_dir / "checkpoints"
+    if root.is_symlink() and not root.exists():
+        raise CheckpointError(
+            f"--resume: {root} is a link to {root.readlink()}, which is not there; mount its filesystem, or leave "
+            "--resume out to start afresh"
+        )
     newest = Checkpoints(root=root, keep=1).newest(tell)
     if newest is None:
         if moved := _moved(run_dir):

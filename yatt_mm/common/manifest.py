@@ -81,14 +81,19 @@ def check_files(folder: Path) -> None:
     Raises:
         CheckpointError: a file is missing, or has another size or content; the message names it.
     """
-    files = _manifest_of(folder)
+    files = files_of(folder)
     with ThreadPoolExecutor(NUM_READERS) as pool:
         for problem in pool.map(lambda name: _problem(folder / name, files[name]), files):
             if problem:
                 raise CheckpointError(problem)
 
 
-def _manifest_of(folder: Path) -> dict[str, FileRecord]:
+def files_of(folder: Path) -> dict[str, FileRecord]:
+    """Return what the manifest of a checkpoint says of its files.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
     path = folder / MANIFEST_FILE
     try:
         text = path.read_bytes().decode()

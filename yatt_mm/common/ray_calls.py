@@ -38,7 +38,7 @@ def wait_all(
         WorkerError: a worker raised, died, or did not reply in time.
     """
     pending = {call: name for name, call in calls}
-    left, began_s, before = list(pending), time.monotonic(), done_by()
+    left, began_s, before = list(pending), time.monotonic(), None
     last_s = began_s
     while left:
         now_s = time.monotonic()
@@ -48,7 +48,9 @@ def wait_all(
             fetch(done[0], name=pending[done[0]], what=what)
             on_done(pending[done[0]])
             last_s = time.monotonic()
-        elif (now := done_by()) != before:
+        elif before is None:  # most replies come sooner, and to ask may cost calls to other hosts
+            before = (done_by(),)
+        elif (now := (done_by(),)) != before:
             before, last_s = now, time.monotonic()
         elif limit_s <= 0:
             late = ", ".join(sorted({pending[call] for call in left}))

@@ -7,6 +7,7 @@ the disk, are in `yatt_mm.preflight.run_checks`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -177,7 +178,9 @@ class Config(Section):
     def make_placement(self) -> Placement:
         """Return which unit uses which device."""
         place = partial_colocation if self.is_partial else full_colocation
-        placement = place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
+        section = self.placement
+        placement = place(num_devices=section.num_devices, rollout=self.engines, judges=self.judges)
+        placement = replace(placement, devices_per_host=section.devices_per_host)
         return placement if self.trains else placement.without(Role.TRAIN)
 
     @property

@@ -147,7 +147,7 @@ class RewardSection(Section):
     """The lowest and the highest value that counts of the named parts that a function returns, for example
     `{length: [-1, 0]}`, before their weights; parts that are not named here count as they are."""
     num_workers: Count = 1
-    """The number of reward processes."""
+    """The number of reward processes; of several hosts each has one at least."""
     deadline_s: Seconds = 60.0
     """The longest time that the function may take for one response before it is interrupted and scored 0; for a batch,
     and for all responses of an async function, as many times this, up to a third of `controllers.deadline_s`."""
@@ -245,3 +245,9 @@ class CheckpointSection(Section):
     asynchronous: bool = True
     """True copies the training state to host memory and writes it while training continues; the checkpoint counts as
     soon as it is written."""
+    dir: str | None = None
+    """A folder for the checkpoints, which several runs may share; `checkpoints` in the run's folder is then a link to
+    the run's folder in it. None keeps them in the run's folder."""
+    copy_to: str | None = None
+    """A URL of fsspec, such as `s3://bucket/run7`, or a folder, to which committed checkpoints are copied while the run
+    goes on. The copies are read back and compared, and none is removed there."""

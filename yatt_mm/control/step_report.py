@@ -9,6 +9,7 @@ from typing import Any
 from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.control.best_model import BestModel
+from yatt_mm.control.host_bytes import HostBytes
 from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.control.kl_coefficient import KlCoefficient
 from yatt_mm.control.run_client import RunClient
@@ -50,6 +51,7 @@ class StepReport:
         self._meter = meter
         self._best = best
         self._kl = kl
+        self._host_bytes = HostBytes(team, client, workers)
         self._index = controller
         self._step_started = time.perf_counter()
 
@@ -66,6 +68,7 @@ class StepReport:
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:
             add_judges(self._meter, self._workers.on_my_judges("metrics"))
+        self._host_bytes.add(self._meter)
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._rendezvous.gather(self._meter.take())
         record = merge(meters)
@@ -77,6 +80,7 @@ class StepReport:
         record |= self.tell_usage() | self._best.metrics()
         record |= {f"dataplane/{name}": value for name, value in self._client.total(OF_NODE).items()}
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
+        record |= self._host_bytes.rest(record)
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
         self._rendezvous.finish_step(record, self._best.best, self._kl.state)
 

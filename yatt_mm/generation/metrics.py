@@ -54,6 +54,8 @@ def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> No
 def add_update(meter: StepMeter, report: UpdateReport) -> None:
     """Add what one training rank reported of a step."""
     meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
+    if report.far_bytes is not None:
+        meter.add_sum("hosts/media_needed_bytes", report.far_bytes)
     meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
     meter.add_mean("train/resolves_frac", float(report.resolved_bytes > 0), 1)
     meter.add_max("train/num_skipped", report.num_skipped)

@@ -32,8 +32,11 @@ class RewardStage:
         self._scored: TickBatch[None, RewardTask, GroupRewards] = TickBatch(
             context.calls, self._score, max_items=CHUNK_SIZE
         )
-        num_workers = len(context.team.reward_workers)
-        self._turn = itertools.cycle([(context.controller + i) % num_workers for i in range(num_workers)])
+        num_workers, num_hosts = len(context.team.reward_workers), context.team.placement.num_hosts
+        turn = [(context.controller + i) % num_workers for i in range(num_workers)]
+        near = [worker for worker in turn if worker % num_hosts == context.controller % num_hosts]
+        self._turn = itertools.cycle(near or turn)
+        """The workers on this controller's host, if there are some: controllers and they are divided over the hosts."""
         self._busy: Counter[int] = Counter()
         """[reward worker] the number of its calls."""
         context.calls.on_late = self._restart_late

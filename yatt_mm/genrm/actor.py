@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from yatt_mm.common.cores import pin_to_cores
 from yatt_mm.common.held_memory import StateReport, held_bytes
-from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.rollout import EngineSpec

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.protocol.faults import MAX_SHOWN
 from yatt_mm.protocol.genrm import RemoteSpec
 

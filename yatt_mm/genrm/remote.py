@@ -24,10 +24,10 @@ from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
 from yatt_mm.common.errors import RewardError
 from yatt_mm.common.media_refs import kind_of
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.genrm.chat_client import ChatClient, ServerRefusesError, UnusableReplyError
 from yatt_mm.genrm.chat_form import ChatReply, question_to, read_reply
 from yatt_mm.genrm.server_waits import Asked, GaveUpError, ServerWaits, Tell
-from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.genrm import MAX_WORDS_CHARS, JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from yatt_mm.common.held_memory import StateReport
-from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.rollout.batch_barrier import BatchBarrier

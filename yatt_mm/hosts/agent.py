@@ -23,6 +23,7 @@ from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.log_file import write_output_to
 from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.hosts.host_needs import HostNeeds
+from yatt_mm.hosts.host_traffic import HostTraffic
 from yatt_mm.hosts.orders import HostOrder, HostReady, NodeNews
 
 START_S = 120.0
@@ -45,6 +46,7 @@ class HostAgent:
         self._process: subprocess.Popen[bytes] | None = None
         self._news = NodeNews()
         self._listener: socket.socket | None = None
+        self._traffic: HostTraffic | None = None
 
     def look(self, needs: HostNeeds) -> list[str]:
         """Return what this host lacks of what the run needs."""
@@ -89,6 +91,15 @@ class HostAgent:
         """End `listen`."""
         if self._listener is not None:
             self._listener.close()
+
+    def count_sent(self, addresses: Sequence[str]) -> None:
+        """Count from now on what this host sends to these hosts, of which it may be one."""
+        with contextlib.suppress(OSError):
+            self._traffic = HostTraffic([address for address in addresses if address != self._address])
+
+    def take_sent_bytes(self) -> int | None:
+        """Return the bytes that this host sent to the others since the last call; None if its kernel does not say."""
+        return None if self._traffic is None else self._traffic.take_bytes()
 
     def done(self, names: Sequence[str]) -> list[Done | None]:
         """Return what these parts of the run have done; None for those that are not on this host."""

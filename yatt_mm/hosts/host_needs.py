@@ -23,8 +23,8 @@ class HostNeeds:
 
     versions: Mapping[str, str]
     """Those of the launcher's host."""
-    shared: Path
-    """A file in the folder that all hosts share."""
+    shared: Mapping[str, Path]
+    """[key of the config] a file in a folder that all hosts share."""
     shared_text: str
     folders: Mapping[str, str]
     """[key of the config] the model's folders."""
@@ -39,15 +39,16 @@ class HostNeeds:
         for name, here in versions().items():
             if (wanted := self.versions.get(name, "none")) != here:
                 found.append(f"it has {name} {here}, and the launcher's host {wanted}: install the same")
-        try:
-            text = self.shared.read_text()
-        except OSError as error:
-            text = f"{error.strerror}"
-        if text != self.shared_text:
-            found.append(
-                f"it does not see the folder of the run, {self.shared.parent.parent} ({self.shared.name}: {text}): put "
-                "run.dir on a filesystem that all hosts share, at the same path"
-            )
+        for key, file in self.shared.items():
+            try:
+                text = file.read_text()
+            except OSError as error:
+                text = f"{error.strerror}"
+            if text != self.shared_text:
+                found.append(
+                    f"it does not see the folder of {key}, {file.parent.parent} ({file.name}: {text}): put {key} on a "
+                    "filesystem that all hosts share, at the same path"
+                )
         for key, folder in self.folders.items():
             if not (Path(folder) / "config.json").is_file():
                 found.append(f"{key} {folder} has no config.json there: copy the model's folder to the same path")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,10 @@ class SharedFolder:
 
     nodes: Path
     """Where the nodes of the data plane find each other."""
-    seen: Path
-    """A file by which a host knows that it sees the folder."""
+    seen: Mapping[str, Path]
+    """[key of the config] a file by which a host knows that it sees the folder of this key."""
     text: str
-    """What it holds."""
+    """What each of these files holds."""
 
     @property
     def root(self) -> Path:
@@ -34,13 +34,24 @@ class SharedFolder:
 
 @contextmanager
 def shared_folder(config: Config) -> Iterator[SharedFolder]:
-    """Make the folder beside that of the run, and remove it at the end of the block."""
-    parent = config.run_dir.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with owned_folder(parent, f".{config.run.name}.hosts-") as root:
-        folder = SharedFolder(nodes=root / "nodes", seen=root / "seen", text=secrets.token_hex(8))
+    """Make the folder beside that of the run, and one in that of its checkpoints if it is another; remove them at the
+    end of the block."""
+    parents = {"run.dir": config.run_dir.absolute().parent}
+    if config.checkpoint.dir is not None:
+        parents["checkpoint.dir"] = Path(config.checkpoint.dir).absolute()
+    with ExitStack() as stack:
+        roots = {}
+        for key, parent in parents.items():
+            parent.mkdir(parents=True, exist_ok=True)
+            roots[key] = stack.enter_context(owned_folder(parent, f".{config.run.name}.hosts-"))
+        folder = SharedFolder(
+            nodes=roots["run.dir"] / "nodes",
+            seen={key: root / "seen" for key, root in roots.items()},
+            text=secrets.token_hex(8),
+        )
         folder.nodes.mkdir(mode=0o700)
-        folder.seen.write_text(folder.text)
+        for seen in folder.seen.values():
+            seen.write_text(folder.text)
         yield folder
 
 

@@ -12,7 +12,7 @@ import ray
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
-from yatt_mm.hosts.agent import HostAgent, interface_of, listen_at, unreachable
+from yatt_mm.hosts.agent import HostAgent, interface_of
 from yatt_mm.hosts.devices import RayNode, own_node, reserved_devices
 from yatt_mm.hosts.host_needs import HostNeeds, versions
 from yatt_mm.hosts.orders import HostOrder, HostReady, NodeSettings
@@ -44,8 +44,8 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Calla
     nodes = {own.id: settings} | {
         there.id: settings.on(number, there.address) for number, there in enumerate(others.values(), 1)
     }
-    agents = {}
-    for number, there in enumerate([own, *others.values()]):
+    every, agents = [own, *others.values()], {}
+    for number, there in enumerate(every):
         order = HostOrder(
             number=number,
             scratch=scratch,
@@ -54,6 +54,7 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Calla
             log_dir=config.log_dir.absolute(),
         )
         agents[there.id] = _agent(stack, there, order)
+    by_name = {f"host {there}": agents[there.id] for there in every}
     named = {f"host {there}": agents[there.id] for there in others.values()}
     _refuse(_ask(named, "look", _needs(config, settings, own_host.shared)))
     stack.callback(_stop, named)
@@ -67,9 +68,11 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Calla
             interface=one.interface,
             agent=agents[there.id],
         )
-        for there in (own, *others.values())
+        for there in every
     }
-    _check_links(own, others, named)
+    addresses = {f"host {there}": there.address for there in every}
+    _check_links(addresses, by_name)
+    _ask(by_name, "count_sent", list(addresses.values()))
     tell(f"hosts {', '.join(map(str, devices.nodes))}; what they send to each other is not encrypted")
     return RunHosts(hosts[own.id], [hosts[there.id] for there in devices.nodes], devices, scratch=scratch.files)
 
@@ -81,6 +84,7 @@ def _agent(stack: ExitStack, there: RayNode, order: HostOrder) -> Any:
     handle = remote.options(
         num_cpus=0,
         max_concurrency=16,
+        enable_task_events=False,
         runtime_env={"env_vars": {"TMPDIR": str(order.scratch.files.parent)}},
         **there.placed(),
     ).remote(order=order, address=there.address)
@@ -115,25 +119,21 @@ def _refuse(lacking: Mapping[str, Sequence[str]]) -> None:
         raise WorkerError("not all hosts can take part: " + "; ".join(found))
 
 
-def _check_links(own: RayNode, others: Mapping[str, RayNode], agents: Mapping[str, Any]) -> None:
+def _check_links(addresses: Mapping[str, str], agents: Mapping[str, Any]) -> None:
     """Check that every host reaches every other one, at a port that a process there has just opened, as the training
-    ranks do."""
-    with listen_at(own.address) as listener:
-        ports = _ask(agents, "listen")
-        ends = {f"host {node}": (node.address, ports[f"host {node}"]) for node in others.values()}
-        ends[f"host {own}"] = own.address, int(listener.getsockname()[1])
-        calls = {
-            name: agent.reach.remote({end: at for end, at in ends.items() if end != name})
-            for name, agent in agents.items()
-        }
-        lacking = {f"host {own}": unreachable({end: at for end, at in ends.items() if end != f"host {own}"})}
-        replies = wait_all(list(calls.items()), what="reaching the other hosts", deadline_s=CHECK_S)
-        lacking |= dict(zip(calls, replies, strict=True))
+    ranks do. `addresses`: by the names of the hosts."""
+    ports = _ask(agents, "listen")
+    ends = {name: (address, ports[name]) for name, address in addresses.items()}
+    calls = [
+        (name, agent.reach.remote({end: at for end, at in ends.items() if end != name}))
+        for name, agent in agents.items()
+    ]
+    replies = wait_all(calls, what="reaching the other hosts", deadline_s=CHECK_S)
     _ask(agents, "stop_listening")
     _refuse(
         {
             name: [f"it cannot reach {what}: open the ports between them" for what in found]
-            for name, found in lacking.items()
+            for name, found in zip(agents, replies, strict=True)
         }
     )
 

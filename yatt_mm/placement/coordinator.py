@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Coordinator:
         workers: Mapping[Unit, Any],
         states: Mapping[Unit, State],
         requests_per_engine: Mapping[str, int],
+        num_controllers: int,
         division: CellDivision | None,
         deadline_s: float,
     ) -> None:
@@ -67,6 +68,7 @@ class Coordinator:
                 num_engines=len(units),
                 requests_per_engine=requests_per_engine[pool],
                 devices_per_engine=len(units[0].devices),
+                is_near=_near(placement, units, num_controllers),
             )
             for pool, units in placement.pools().items()
             if units[0].role is not Role.TRAIN
@@ -297,3 +299,11 @@ class Coordinator:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+def _near(placement: Placement, units: Sequence[Unit], num_controllers: int) -> Callable[[int, int], bool]:
+    """Return what tells of (controller, index of one of these engines) whether they are on one host. Controllers are
+    divided over the hosts that have devices; a host without one is near to all."""
+    num_hosts = placement.num_hosts
+    hosts = [placement.host_of(unit) for unit in units]
+    return lambda controller, engine: hosts[engine] in (controller % num_hosts, *range(num_controllers, num_hosts))

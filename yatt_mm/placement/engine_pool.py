@@ -7,7 +7,7 @@ are summed at each change, so no timer runs between changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from yatt_mm.placement.engine_time import EngineTime
 
@@ -18,11 +18,22 @@ Ended = tuple[int, int, int]
 class EnginePool:
     """The engines of one pool, their requests, and the controllers that wait for an engine."""
 
-    def __init__(self, *, num_engines: int, requests_per_engine: int, devices_per_engine: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        num_engines: int,
+        requests_per_engine: int,
+        devices_per_engine: int = 1,
+        is_near: Callable[[int, int], bool] = lambda controller, engine: True,
+    ) -> None:
         """Make a pool in which every engine sleeps.
 
-        `requests_per_engine`: requests that an engine works on at the same time.
+        `requests_per_engine`: requests that an engine works on at the same time. `is_near`: tells of (controller,
+        engine) whether they are on one host, so that the controller's media are near.
         """
+        self._is_near = is_near
+        self._has_ended = False
+        """True if a request of the present phase is done."""
         self.requests_per_engine = requests_per_engine
         self.devices_per_engine = devices_per_engine
         self.num_ended = 0
@@ -75,15 +86,14 @@ class EnginePool:
     def grant(self, controllers: Collection[int], *, now_s: float) -> dict[int, list[int]]:
         """Return [controller] engines for the waiting requests of these controllers: one engine per request.
 
-        Stops when no engine has room. The engine with the fewest requests comes first, and the controllers take turns.
+        Stops when no engine has room. The controllers take turns, and the engine with the fewest requests comes first.
+        A controller gets one on another host only if those on its own are full and no controller there waits for it;
+        and not before a request of the phase is done, because until then controllers there may not have asked yet.
         """
         self._advance(now_s)
         granted: dict[int, list[int]] = {}
-        while ready := [controller for controller in self._waiting if controller in controllers]:
-            engine = min(self._awake, key=lambda e: (self._running[e], e), default=None)
-            if engine is None or self._running[engine] >= self.requests_per_engine:
-                break
-            controller = ready[0]
+        while choice := self._choose([controller for controller in self._waiting if controller in controllers]):
+            controller, engine = choice
             left = self._waiting.pop(controller) - 1
             if left:
                 self._waiting[controller] = left
@@ -91,17 +101,36 @@ class EnginePool:
             granted.setdefault(controller, []).append(engine)
         return granted
 
+    def _choose(self, ready: Sequence[int]) -> tuple[int, int] | None:
+        """Return the first of these controllers for which there is an engine, with the engine; None for no such one."""
+        with_room = [engine for engine in self._awake if self._running[engine] < self.requests_per_engine]
+        for controller in ready if with_room else ():
+            if engines := self._near(controller, with_room) or self._far(controller, with_room):
+                return controller, min(engines, key=lambda engine: (self._running[engine], engine))
+        return None
+
+    def _near(self, controller: int, engines: Sequence[int]) -> list[int]:
+        return [engine for engine in engines if self._is_near(controller, engine)]
+
+    def _far(self, controller: int, with_room: Sequence[int]) -> list[int]:
+        """Return the engines on other hosts that a controller may use now."""
+        if self._near(controller, sorted(self._awake)) and not self._has_ended:
+            return []
+        return [e for e in with_room if not any(self._is_near(other, e) for other in self._waiting)]
+
     def finish(self, engine: int, count: int, *, num_ended: int, now_s: float) -> None:
         """Note that an engine gave back `count` requests, of which `num_ended` are done."""
         self._advance(now_s)
         self._running[engine] -= count
         self.num_ended += num_ended
+        self._has_ended |= num_ended > 0
 
     def forget_requests(self, *, now_s: float) -> None:
         """Forget all requests, under way or waiting, because their phase is over."""
         self._advance(now_s)
         self._running = [0] * len(self._running)
         self._waiting.clear()
+        self._has_ended = False
 
     def times(self, *, now_s: float) -> EngineTime:
         """Return the engines' total times in use, from the start to `now_s`."""

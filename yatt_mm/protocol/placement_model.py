@@ -82,11 +82,22 @@ class Placement:
     units: tuple[Unit, ...]
     cells: tuple[tuple[int, ...], ...] = ()
     """[cell] the devices that go to rollout or to GenRM together; empty in full colocation."""
+    devices_per_host: int | None = None
+    """None if all devices are on one host. Devices are numbered host by host."""
 
     @property
     def is_partial(self) -> bool:
         """True when rollout and GenRM work at the same time."""
         return bool(self.cells)
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts."""
+        return 1 + max(self.host_of(unit) for unit in self.units)
+
+    def host_of(self, unit: Unit) -> int:
+        """Return the number of the host of a unit; 0 for a judge that is a remote server."""
+        return unit.devices[0] // self.devices_per_host if self.devices_per_host and unit.devices else 0
 
     def without(self, role: Role) -> Placement:
         """Return the placement without the units of a role."""

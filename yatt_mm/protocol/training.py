@@ -57,6 +57,8 @@ class TrainSpec:
     """None for an algorithm without a critic."""
     lora: LoraSettings | None = None
     """The adapters that are trained; None trains the weights."""
+    node_id: str = ""
+    """The id of the data-plane node on the rank's host; empty in a run on one host, where nothing is sent to others."""
     cores: tuple[int, ...] = ()
     """The processor cores of the rank; none leaves the choice to the system."""
 
@@ -100,6 +102,8 @@ class UpdateReport:
     """The number of trained tokens that an older policy sampled."""
     resolved_bytes: int = 0
     """The bytes of patches that this rank resolved."""
+    far_bytes: int | None = None
+    """Those of them whose home is the node of another host of the run, each once; None in a run on one host."""
     seconds: float = 0.0
 
     def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:

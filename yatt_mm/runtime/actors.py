@@ -12,6 +12,9 @@ import ray
 from yatt_mm.common.log_file import write_output_to
 from yatt_mm.common.progress import PROGRESS, progress_path
 
+QUIET = {"enable_task_events": False}
+"""Options of actors whose calls are not reported to Ray's server, which nothing of a run asks about them."""
+
 
 def create(stack: ExitStack, body: type, *, log: Path, concurrency: int, **options: Any) -> Any:
     """Return the constructor of an actor that ends with `stack`.
@@ -19,7 +22,7 @@ def create(stack: ExitStack, body: type, *, log: Path, concurrency: int, **optio
     body: the class of the actor. log: the file for everything that the actor and its children print. concurrency: the
     most calls at the same time. options: those of Ray.
     """
-    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
+    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **QUIET, **options}
     remote: Any = ray.remote(_logged(body, log.absolute())).options(**settings)
 
     def construct(**arguments: Any) -> Any:

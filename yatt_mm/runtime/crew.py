@@ -124,6 +124,7 @@ class Crew:
             workers=self.units,
             states=self._states,
             requests_per_engine=config.requests_per_engine(),
+            num_controllers=config.controllers.num,
             division=config.division(),
             deadline_s=config.controllers.deadline_s / 2,
         )

@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.begun_steps import BegunStep
-from yatt_mm.common.checkpoints import find_checkpoint, read_state
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
@@ -38,6 +38,7 @@ from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.reporting.report import Reporter
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.begun_start import find_begun
+from yatt_mm.runtime.checkpoint_copies import CheckpointCopies
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
 from yatt_mm.runtime.crew import Crew
 from yatt_mm.runtime.ending import ending_with_the_first_error
@@ -166,6 +167,9 @@ def _run(
     run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
     LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=start.step, step=start.step)
     stack.callback(keep_log, scratch.files, config.log_dir)
+    if config.checkpoint.copy_to is not None and config.trains:
+        checkpoints = Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep)
+        stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
     console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
         _warn(warning, console)

@@ -93,7 +93,7 @@ def rank_makers(site: Site) -> list[Maker]:
         partial(
             site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1),
             rank=rank,
-            spec=replace(spec, cores=site.cores(devices)),
+            spec=replace(spec, cores=site.cores(devices), node_id=site.node_id(devices)),
             parallel=config.parallel(),
             dataplane_uri=site.host(devices).uri,
         )
@@ -112,7 +112,7 @@ def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
 
 
 def create_reward_workers(site: Site, functions: tuple[str, ...]) -> list[Any]:
-    """Return the reward workers, divided over the hosts. Ray starts those again that die."""
+    """Return the reward workers, divided over the hosts, of which each has one. Ray starts those again that die."""
     config = site.config
     return [
         create(
@@ -131,7 +131,7 @@ def create_reward_workers(site: Site, functions: tuple[str, ...]) -> list[Any]:
             deadline_s=config.reward.deadline_s,
             longest_s=config.controllers.deadline_s / 3,  # a call is made again if a worker dies
         )
-        for worker in range(config.reward.num_workers)
+        for worker in range(max(config.reward.num_workers, config.placement.num_hosts))
     ]
 
 

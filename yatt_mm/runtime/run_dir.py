@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from dataplane.core.disk_sync import sync_directory
 from yatt_mm.common.checkpoints import Checkpoints, read_state
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.writing import writing
@@ -94,6 +95,8 @@ def prepare(
     with writing(folder):
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
+    if config.checkpoint.dir is not None:
+        _link(checkpoints.root, config, console)
     checkpoints.clear_partial()
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
@@ -119,6 +122,26 @@ def prepare(
             console.print(f"what was saved after step {step} was moved to {aside_checkpoints}", soft_wrap=True)
     with writing(folder / CONFIG_FILE):
         (folder / CONFIG_FILE).write_text(dump_config(config))
+
+
+def _link(link: Path, config: Config, console: Console) -> None:
+    """Make the folder for the checkpoints in `checkpoint.dir`, and a link to it. A run that goes on keeps its own."""
+    assert config.checkpoint.dir is not None
+    parent = Path(config.checkpoint.dir).absolute()
+    if not link.exists():
+        target = parent / f"{config.run.name}.{time.strftime('%Y%m%d-%H%M%S')}"
+        with writing(target):
+            target.mkdir(mode=PRIVATE, parents=True)
+        with writing(link):
+            link.unlink(missing_ok=True)  # it may be a link to what is gone
+            link.symlink_to(target)
+            sync_directory(link.parent)
+    elif link.resolve().parent != parent.resolve():
+        console.print(
+            f"checkpoint.dir is {config.checkpoint.dir}, but this run has its checkpoints in {link.resolve()}; it goes "
+            "on there",
+            soft_wrap=True,
+        )
 
 
 def best_step_of(folder: Path) -> int:

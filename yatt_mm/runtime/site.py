@@ -43,6 +43,10 @@ class Site:
         """Return the host that has these devices."""
         return self.hosts.with_these(devices)
 
+    def node_id(self, devices: Sequence[int]) -> str:
+        """Return the id of the data-plane node beside these devices; empty in a run on one host."""
+        return self.host(devices).node_id if self.hosts.nodes else ""
+
     def create(self, body: type, devices: Sequence[int], *, log: str, concurrency: int) -> Any:
         """Return the constructor of an actor on these devices. `log`: the name of its log file."""
         log_path, options = log_file(self.config, log), self.hosts.devices.beside(devices)

@@ -93,6 +93,10 @@ class TrainActor:
         """Write the model as a Hugging Face folder."""
         self._started().save_hf(directory)
 
+    def take_sent_bytes(self) -> dict[str, int]:
+        """Return what the rank sent to other hosts since the last call, in bytes by kind."""
+        return self._started().sent.take()
+
     def _started(self) -> TrainWorker:
         if self._worker is None:
             raise RuntimeError(f"training rank {self._rank} has not been started")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.step_plan import PlannedSample, UpdatePlan
@@ -20,12 +21,30 @@ OwnMedia = Callable[[Sequence[TrainSample]], list[tuple[bool, ...]]]
 """The type of `TrainEngine.own_media`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What a rank trains in a step."""
+
+    minibatches: list[Samples]
+    """[minibatch] its samples."""
+    media: list[Ref]
+    """The refs of the patches that this rank encodes."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of those patches."""
+        return sum(ref.nbytes for ref in self.media)
+
+    def far_nbytes(self, node_id: str) -> int:
+        """Return the bytes of the patches whose home is another node than this one, each counted once."""
+        return sum(ref.nbytes for ref in set(self.media) if ref.node != node_id)
+
+
 def resolve_plan(
     plan: UpdatePlan, reader: Reader, own_media: OwnMedia, *, policy_version: int, is_corrected: bool
-) -> tuple[list[Samples], int]:
-    """Return the plan's samples, one list per minibatch, with the patches that this rank encodes; and the number of
-    bytes of those patches. `policy_version`: that of the weights before the update. `is_corrected`: see
-    `SampledTokens`."""
+) -> Resolved:
+    """Return the plan's samples, with the patches that this rank encodes. `policy_version`: that of the weights before
+    the update. `is_corrected`: see `SampledTokens`."""
     views = reader.resolve([group.ref for group in plan.groups])
     groups = [_Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)]
     minibatches = [
@@ -39,10 +58,10 @@ def resolve_plan(
         for minibatch in plan.minibatches
     ]
     wanted = _wanted_media(plan, minibatches, own_media)
-    media = reader.resolve([plan.groups[group].media[place] for group, place in wanted])
-    for (group, place), patches in zip(wanted, media, strict=True):
+    refs = [plan.groups[group].media[place] for group, place in wanted]
+    for (group, place), patches in zip(wanted, reader.resolve(refs), strict=True):
         groups[group].patches[place] = patches
-    return minibatches, sum(patches.nbytes for patches in media)
+    return Resolved(minibatches=minibatches, media=refs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from yatt_mm.training.critic import Critic
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
-from yatt_mm.training.planned_samples import Samples, resolve_plan
+from yatt_mm.training.planned_samples import Resolved, Samples, resolve_plan
+from yatt_mm.training.sent_bytes import SentBytes
 from yatt_mm.training.skipped_update import write_update
 from yatt_mm.training.step_plan import UpdatePlan
 from yatt_mm.training.train_sample import SampledTokens
@@ -55,6 +56,7 @@ class TrainWorker:
         self._spec = spec
         self._parallel = parallel
         self._reader = Reader(dataplane_uri, timeout_s=spec.timeout_s)
+        self.sent = SentBytes(is_counted=bool(spec.node_id))
         self._state = State.AWAKE
         self._publisher: Publisher | None = None
         self._step: int | None = 0
@@ -109,7 +111,8 @@ class TrainWorker:
         if step == self._step and self._report is not None:
             return self._report
         self._begin_step(step)
-        self._report = report = self._train(plan, step)
+        with self.sent.of("gradients"):
+            self._report = report = self._train(plan, step)
         self._step = step
         return report
 
@@ -119,8 +122,8 @@ class TrainWorker:
         with which they were sampled."""
         self._require(State.AWAKE, "measure divergences")
         weights_at, self._step = self._step, None  # as in an update that is under way
-        minibatches, _ = self._resolve(plan, step)
-        with self._saying_what_saves_memory():
+        minibatches = self._resolve(plan, step).minibatches
+        with self._saying_what_saves_memory(), self.sent.of("gradients"):
             self._measure_reference(minibatches, step)
         self._step = weights_at
         if not self._engine.is_loss_rank:
@@ -161,7 +164,8 @@ class TrainWorker:
 
     def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
-        minibatches, resolved_bytes = self._resolve(plan, step)
+        resolved = self._resolve(plan, step)
+        minibatches = resolved.minibatches
         with self._saying_what_saves_memory():
             if self._spec.algorithm.kl.where == "loss":
                 self._measure_reference(minibatches, step)
@@ -170,7 +174,10 @@ class TrainWorker:
                     self._measure_old_logprobs(minibatch)
             values = self._critic.measure(plan, minibatches) if self._critic else {}
         report = UpdateReport(
-            is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes, critic_values=values
+            is_loss_rank=self._engine.is_loss_rank,
+            resolved_bytes=resolved.nbytes,
+            far_bytes=resolved.far_nbytes(self._spec.node_id) if self._spec.node_id else None,
+            critic_values=values,
         )
         done = []
         for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
@@ -224,7 +231,8 @@ class TrainWorker:
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
             self._publisher = make_publisher(self._carrier, self._engine.weights, path, device(), self._receivers)
-        return self._publisher.publish(version)
+        with self.sent.of("weights"):
+            return self._publisher.publish(version)
 
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write this rank's part of a checkpoint from which `load` continues exactly. All ranks must be called."""
@@ -254,7 +262,7 @@ class TrainWorker:
         if self._state is not state:
             raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
 
-    def _resolve(self, plan: UpdatePlan, step: int) -> tuple[list[Samples], int]:
+    def _resolve(self, plan: UpdatePlan, step: int) -> Resolved:
         """Return the samples of a step; see `resolve_plan`."""
         return resolve_plan(
             plan,

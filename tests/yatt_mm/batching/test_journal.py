@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tests.yatt_mm.generation.fakes import group, prompt
 from yatt_mm.batching.journal import Journal, StepShare
+from yatt_mm.batching.packed import Packed
 from yatt_mm.common.conversation import ask
 from yatt_mm.protocol.control import ScoredGroup, Slot
 from yatt_mm.protocol.rollout import PromptTask
@@ -30,13 +31,17 @@ def journal(max_bytes: int = 10**6) -> Journal:
     return Journal(num_controllers=2, max_bytes=max_bytes)
 
 
+def put(kept: Journal, step: int, controller: int, one: StepShare) -> int:
+    return kept.put(step, controller, Packed.of(one), one.nbytes)
+
+
 def test_a_step_counts_when_every_controller_has_brought_its_share() -> None:
     kept = journal()
     mine, other = share(0), share(1)
-    kept.put(1, 0, mine)
+    put(kept, 1, 0, mine)
     assert kept.share(1, 0) is None and not kept.covers(1, 1)
-    kept.put(1, 1, other)
-    assert kept.share(1, 0) is mine and kept.share(1, 1) is other
+    put(kept, 1, 1, other)
+    assert [found.open() for c in (0, 1) if (found := kept.share(1, c))] == [mine, other]
     assert kept.share(2, 0) is None
     assert kept.covers(1, 1) and not kept.covers(1, 2) and not kept.covers(0, 1)
     assert kept.covers(2, 1), "there is nothing between a checkpoint and the step right after it"
@@ -45,8 +50,8 @@ def test_a_step_counts_when_every_controller_has_brought_its_share() -> None:
 def test_what_a_fault_left_in_part_is_dropped_and_the_rest_stays() -> None:
     kept = journal()
     for step in (1, 2):
-        kept.put(step, 0, share(2 * step))
-    kept.put(1, 1, share(3))
+        put(kept, step, 0, share(2 * step))
+    put(kept, 1, 1, share(3))
     kept.drop_incomplete()
     assert kept.covers(1, 1) and kept.refs(0).keys() == {1}
 
@@ -55,7 +60,7 @@ def test_steps_of_which_there_is_a_checkpoint_are_dropped() -> None:
     kept = journal()
     for step in (1, 2, 3):
         for controller in (0, 1):
-            kept.put(step, controller, share(2 * step + controller))
+            put(kept, step, controller, share(2 * step + controller))
     kept.drop_until(2)
     assert {step: [ref.name for ref in refs] for step, refs in kept.refs(1).items()} == {3: ["group/7"]}
     assert kept.covers(3, 3) and not kept.covers(2, 3)
@@ -63,7 +68,7 @@ def test_steps_of_which_there_is_a_checkpoint_are_dropped() -> None:
 
 def test_records_take_no_more_than_their_share_of_the_data_plane() -> None:
     kept = journal(max_bytes=5 * NBYTES)
-    firsts = [kept.put(step, controller, share(0)) for step in (1, 2, 3) for controller in (0, 1)]
+    firsts = [put(kept, step, controller, share(0)) for step in (1, 2, 3) for controller in (0, 1)]
     assert firsts == [1, 1, 1, 1, 1, 3], "600 bytes are too many; the step that is being trained on stays"
     assert not kept.covers(2, 3) and kept.covers(3, 3)
-    assert kept.put(4, 0, share(0)) == 3
+    assert put(kept, 4, 0, share(0)) == 3

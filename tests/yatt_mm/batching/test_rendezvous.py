@@ -13,6 +13,7 @@ from tests.yatt_mm.generation.fakes import group, prompt
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
+from yatt_mm.batching.packed import Packed
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.conversation import ask
@@ -244,9 +245,10 @@ def test_after_a_fault_a_step_that_was_generated_goes_on_and_the_next_one_has_ot
         await asyncio.gather(*(meeting.finish_round(key(2, sequence=1), c, rounds[c]) for c in range(2)))
         shares = [StepShare(groups=(), has_wrong_rewards=False, meter=StepMeter()) for _ in range(2)]
         for c in range(2):
-            assert await meeting.put_share(c, 2, shares[c]) == 2
+            assert await meeting.put_share(c, 2, Packed.of(shares[c]), 0) == 2
         await meeting.restart(1, step=1)
-        assert await meeting.share(1, 2) is shares[1]
+        kept = await meeting.share(1, 2)
+        assert kept is not None and kept.open() == shares[1]
         drawn = await asyncio.gather(*(meeting.draw(key(3, restart_count=1), c, []) for c in range(2)))
         assert sorted(slot.position for share in drawn for slot in share) == list(range(12, 18))
 

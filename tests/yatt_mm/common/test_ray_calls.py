@@ -1,12 +1,15 @@
 """Tests of waiting for calls to actors: which error a caller gets."""
 
 import asyncio
+import itertools
+import time
 
 import pytest
 import ray
 
+from yatt_mm.common import ray_calls
 from yatt_mm.common.errors import RewardError, WorkerError, YattError
-from yatt_mm.common.ray_calls import own_words, reply_of
+from yatt_mm.common.ray_calls import own_words, reply_of, wait_all
 
 
 def test_a_workers_own_timeout_is_told_in_its_words_and_not_taken_for_the_callers() -> None:
@@ -40,3 +43,41 @@ def test_an_error_of_this_package_is_told_without_who_passed_it_on(
 
     with pytest.raises(wanted, match=words), own_words():
         asyncio.run(reply_of(call(), name="controller 0", what="the run"))
+
+
+class Calls:
+    """A fake of Ray's `wait`: the call ends after some questions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_waits: int) -> None:
+        self.num_waits = num_waits
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "get", lambda call: "done")
+
+    def wait(self, calls: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        self.num_waits -= 1
+        time.sleep(timeout if self.num_waits else 0)
+        return ([], calls) if self.num_waits else (calls, [])
+
+
+def test_what_workers_have_done_is_asked_only_of_a_call_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_calls, "POLL_S", 0.01)
+    asked: list[int] = []
+    for num_waits, num_asked in ((1, 0), (2, 1), (4, 3)):
+        Calls(monkeypatch, num_waits=num_waits)
+        asked.clear()
+        done = wait_all([("engine 0", "call")], what="sampling", deadline_s=60, done_by=lambda: asked.append(1))  # type: ignore[list-item]
+        assert done == ["done"] and len(asked) == num_asked
+
+
+def test_a_worker_that_finishes_something_is_waited_for_and_one_that_stands_still_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_calls, "POLL_S", 0.01)
+    Calls(monkeypatch, num_waits=50)
+    count = itertools.count()
+    assert wait_all([("engine 0", "call")], what="sampling", deadline_s=0.1, done_by=lambda: next(count))  # type: ignore[list-item]
+    Calls(monkeypatch, num_waits=500)
+    began_s = time.monotonic()
+    with pytest.raises(WorkerError, match=r"engine 0 did not finish sampling in 0\.1 s"):
+        wait_all([("engine 0", "call")], what="sampling", deadline_s=0.1, done_by=lambda: 7)  # type: ignore[list-item]
+    assert time.monotonic() - began_s < 0.3

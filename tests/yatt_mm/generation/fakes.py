@@ -221,6 +221,7 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
         workers=handles,
         states=states,
         requests_per_engine=config.requests_per_engine(),
+        num_controllers=1,
         division=config.division(),
         deadline_s=DEADLINE_S,
     )

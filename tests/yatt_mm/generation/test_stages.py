@@ -14,6 +14,7 @@ from tests.yatt_mm.generation.fakes import JUDGE, SAMPLING, World, until, world
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.generation import reward_stage
 from yatt_mm.generation.group_work import GroupWork
+from yatt_mm.generation.phase_context import CHUNK_SIZE
 from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.rounds import answer, judge
 from yatt_mm.protocol.placement_model import State
@@ -173,6 +174,16 @@ def test_a_reward_worker_that_dies_has_its_groups_scored_by_the_next_one() -> No
             works = await answered(here, 4)
         assert all(work.rewards == [1.0, 0.0] for work in works)
         assert here.reward_workers[1].calls[0] == here.reward_workers[0].calls[0]
+
+    run(test())
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_groups_are_scored_on_their_controllers_host_if_it_has_a_worker(num_workers: int) -> None:
+    async def test() -> None:
+        async with world("placement.devices_per_host=1", num_workers=num_workers) as here:
+            await answered(here, 3 * CHUNK_SIZE)
+        assert [bool(worker.calls) for worker in here.reward_workers] == [True, False, True, False][:num_workers]
 
     run(test())
 

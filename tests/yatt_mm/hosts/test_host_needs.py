@@ -21,7 +21,7 @@ def needs(tmp_path: Path) -> HostNeeds:
     seen.write_text("a text")
     return HostNeeds(
         versions=versions(),
-        shared=seen,
+        shared={"run.dir": seen},
         shared_text="a text",
         folders={"model.path": str(tmp_path)},
         sets={"train": [str(tmp_path / "train-*.tar")]},
@@ -36,13 +36,13 @@ def test_what_is_not_there_is_named_with_what_to_do(needs: HostNeeds, tmp_path: 
     lacking = replace(
         needs,
         versions={**needs.versions, "torch": "1.0"},
-        shared=tmp_path / "run" / "hosts" / "other",
+        shared={**needs.shared, "checkpoint.dir": tmp_path / "run" / "hosts" / "other"},
         folders={"reward.judges.tidy.model": "/no/such"},
         sets={"eval": [str(tmp_path / "eval-*.tar")]},
     )
     torch, shared, model, data = lacking.missing()
     assert torch == f"it has torch {needs.versions['torch']}, and the launcher's host 1.0: install the same"
-    assert f"it does not see the folder of the run, {tmp_path / 'run'} (other: No such file" in shared
+    assert f"it does not see the folder of checkpoint.dir, {tmp_path / 'run'} (other: No such file" in shared
     assert model.startswith("reward.judges.tidy.model /no/such has no config.json there")
     assert "eval" in data and "no file matches" in data
 

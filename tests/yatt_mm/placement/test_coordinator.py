@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,13 +60,19 @@ class Worker:
 
 
 def make(
-    placement: Placement, log: list[tuple[str, State]], *, late: str = "", division: CellDivision | None = None
+    placement: Placement,
+    log: list[tuple[str, State]],
+    *,
+    late: str = "",
+    division: CellDivision | None = None,
+    num_controllers: int = 2,
 ) -> Coordinator:
     return Coordinator(
         placement=placement,
         workers={unit: Worker(log, unit, late=str(unit) == late) for unit in placement.units},
         states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in placement.units},
         requests_per_engine={"rollout": 2, "judge": 2},
+        num_controllers=num_controllers,
         division=division,
         deadline_s=0.5 if late else 30.0,
     )
@@ -131,6 +138,18 @@ def test_a_request_that_still_waits_as_a_phase_ends_is_answered() -> None:
         assert await coordinator.acquire(again, "rollout", 1, 1) == [0]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_controllers", [1, 2])
+def test_requests_go_to_engines_on_the_controllers_host_and_to_hosts_without_one(num_controllers: int) -> None:
+    async def run() -> list[list[int]]:
+        coordinator = make(replace(FULL, devices_per_host=1), [], num_controllers=num_controllers)
+        entry = await coordinator.enter(Phase.ROLLOUT, 1, True)
+        found = [await coordinator.acquire(entry.number, "rollout", c, 3) for c in range(num_controllers)]
+        await coordinator.enter(Phase.TRAIN, 1, True)
+        return found
+
+    assert asyncio.run(run()) == ([[0, 1, 0]] if num_controllers == 1 else [[0, 0], [1, 1]])
 
 
 def test_a_wish_that_is_taken_back_is_answered() -> None:

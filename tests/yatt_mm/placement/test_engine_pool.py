@@ -32,6 +32,36 @@ def test_controllers_take_turns_and_those_that_do_not_ask_are_passed_over() -> N
     assert pool.num_waiting == 6
 
 
+def on_two_hosts() -> EnginePool:
+    """Return two engines and two controllers: each host has one of both."""
+    pool = EnginePool(num_engines=2, requests_per_engine=3, is_near=lambda controller, engine: engine == controller)
+    for engine in range(2):
+        pool.wake(engine, now_s=0.0)
+    return pool
+
+
+def test_a_controller_that_asks_first_takes_no_engine_of_another_host() -> None:
+    pool = on_two_hosts()
+    pool.want(0, 5, now_s=0.0)
+    assert pool.grant({0}, now_s=0.0) == {0: [0, 0, 0]}
+    pool.want(1, 4, now_s=0.0)
+    assert pool.grant({0, 1}, now_s=0.0) == {1: [1, 1, 1]}
+    pool.finish(1, 1, num_ended=1, now_s=1.0)
+    assert pool.grant({0, 1}, now_s=1.0) == {1: [1]}, "its own host waits for it"
+    pool.finish(1, 1, num_ended=1, now_s=2.0)
+    assert pool.grant({0, 1}, now_s=2.0) == {0: [1]}, "its own host has enough"
+    pool.forget_requests(now_s=3.0)
+    pool.want(0, 5, now_s=3.0)
+    assert pool.grant({0}, now_s=3.0) == {0: [0, 0, 0]}, "another phase begins"
+
+
+def test_a_controller_without_an_engine_of_its_host_uses_those_of_others_at_once() -> None:
+    pool = on_two_hosts()
+    pool.sleep(0, now_s=0.0)
+    pool.want(0, 2, now_s=0.0)
+    assert pool.grant({0}, now_s=0.0) == {0: [1, 1]}
+
+
 def test_an_engine_that_rests_gets_nothing() -> None:
     pool = make()
     pool.sleep(0, now_s=0.0)

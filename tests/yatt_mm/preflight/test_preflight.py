@@ -417,3 +417,17 @@ def test_weights_that_lora_freezes_need_less_room(
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: free)
         with pytest.raises(ConfigError, match="a checkpoint of this model takes"):
             check(folder, tiny_dir, *given)
+
+
+def test_where_checkpoints_and_their_copies_cannot_be_written_is_told(
+    folder: Path, tiny_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a_file").write_text("")
+    with pytest.raises(ConfigError, match=r"checkpoint.dir is .*: /.*/a_file is a file; wanted a folder"):
+        check(folder, tiny_dir, f"checkpoint.dir={tmp_path}/a_file/x")
+    with pytest.raises(ConfigError, match=r"checkpoint.copy_to is .*/a_file: a file cannot be written there"):
+        check(folder, tiny_dir, f"checkpoint.copy_to={tmp_path}/a_file")
+    with pytest.raises(ConfigError, match=r"checkpoint.copy_to is nowhere://x: .*not known: nowhere"):
+        check(folder, tiny_dir, "checkpoint.copy_to=nowhere://x")
+    check(folder, tiny_dir, f"checkpoint.dir={tmp_path}/fast", f"checkpoint.copy_to=file://{tmp_path}/copies")
+    assert not list((tmp_path / "copies").iterdir()), "the trial leaves nothing"

@@ -23,8 +23,8 @@ from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Prompts, Run
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.media_refs import derive_media, kind_of
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.genrm.judge import Judge
-from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.judge_template import JudgeTemplate

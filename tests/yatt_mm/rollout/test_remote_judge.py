@@ -39,10 +39,10 @@ from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_g
 from yatt_mm.common.conversation import ask as conversation
 from yatt_mm.common.errors import RewardError
 from yatt_mm.common.media_refs import derive_media
+from yatt_mm.common.traffic import Traffic
 from yatt_mm.genrm.chat_form import ChatReply, question_to, read_reply
 from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.server_waits import Asked
-from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import RegexScore, YesNo

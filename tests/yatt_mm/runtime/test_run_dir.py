@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.yatt_mm import runs
-from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint
+from yatt_mm.common.errors import CheckpointError
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.runtime import run_dir
 
@@ -80,3 +82,31 @@ def test_a_new_folder_is_for_its_user_alone_and_one_that_was_there_keeps_its_mod
     config.run_dir.chmod(0o750)
     said(config, None, 0)
     assert config.run_dir.stat().st_mode & 0o777 == 0o750
+
+
+def test_checkpoints_in_another_folder_go_with_their_run(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "fast"
+    config = config_of(tmp_path, f"checkpoint.dir={elsewhere}")
+    assert said(config, None, 0) == ""
+    checkpoints = Checkpoints(root=config.run_dir / "checkpoints", keep=1)
+    checkpoints.begin(2)
+    checkpoint = checkpoints.commit(2, {"step": 2, "config": config.model_dump(mode="json")})
+    (own,) = elsewhere.iterdir()
+    assert [path.name for path in own.iterdir()] == ["step_000002"] and own.name.startswith("one.")
+    assert said(config, checkpoint, 2) == "" and list(elsewhere.iterdir()) == [own], "it goes on there"
+    moved = config_of(tmp_path, f"checkpoint.dir={tmp_path / 'other'}")
+    assert f"but this run has its checkpoints in {own}; it goes on there" in said(moved, checkpoint, 2)
+    (config.run_dir / "metrics.jsonl").write_text("")
+    later = config_of(tmp_path, f"checkpoint.dir={tmp_path / 'other'}")
+    assert "with --resume this run would have gone on with it" in said(later, None, 0)
+    (aside,) = config.run_dir.parent.glob("one.*")
+    assert (aside / "checkpoints" / "step_000002").is_dir(), "the earlier run has its own"
+    assert not list((later.run_dir / "checkpoints").iterdir())
+
+
+def test_checkpoints_whose_filesystem_is_gone_are_not_taken_for_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path, f"checkpoint.dir={tmp_path / 'fast'}")
+    said(config, None, 0)
+    (tmp_path / "fast").rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=r"is a link to .*, which is not there; mount its filesystem"):
+        find_checkpoint(config.run_dir, "auto", pytest.fail)

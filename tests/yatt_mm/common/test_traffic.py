@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.common.traffic import Traffic
 
 NUM_BYTES = 1_000_000
 
