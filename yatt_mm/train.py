@@ -45,14 +45,14 @@ def _launch(config: str, overrides: list[str], resume: str | None) -> int:
 
     def launch_and_tell() -> None:
         nonlocal is_lost
-        from yatt_mm.common.errors import RunLost
+        from yatt_mm.common.errors import RunGrows, RunLost
         from yatt_mm.config.run_config import load_config
         from yatt_mm.runtime.launch import launch
 
         try:
             launch(load_config(config, overrides), resume=resume)
         except RunLost as error:
-            LIFELINE.tell(lost=str(error))
+            LIFELINE.tell(lost=str(error), is_fault=not isinstance(error, RunGrows))
             is_lost = True
 
     status = status_of(launch_and_tell, stopped="everything that this run started", loses_nothing=True)

@@ -44,6 +44,8 @@ class Cluster:
         self.hosts = hosts
         self._folder = folder
         self._stack = ExitStack()
+        self._run: subprocess.Popen[str] | None = None
+        """The run that was started last."""
         inherited = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
         self._environ = {  # without what torch has set in the process of the tests for its children
             **inherited,
@@ -74,13 +76,13 @@ class Cluster:
             time.sleep(0.1)
 
     def wait_for_step(self, run_dir: Path, step: int) -> None:
-        """Wait until a run has finished this step."""
+        """Wait until the run that is under way has finished this step."""
         deadline, file = time.monotonic() + DEADLINE_S, run_dir / "metrics.jsonl"
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and (self._run is None or self._run.poll() is None):
             if file.exists() and any(json.loads(line)["step"] == step for line in file.read_text().splitlines()):
                 return
             time.sleep(0.05)
-        raise AssertionError(f"step {step} did not end in {DEADLINE_S:g} s")
+        raise AssertionError(f"step {step} did not end in {DEADLINE_S:g} s, or the run has ended before")
 
     def sent_bytes(self) -> int:
         """Return what all hosts have sent to each other so far, with all headers."""
@@ -103,7 +105,7 @@ class Cluster:
         hosts = [self.hosts[number] for number in range(len(self.hosts))][:num_seen]
         before = [_seen(host) for host in hosts]
         over = [f"ray.address={self.address}", f"placement.num_devices={num_hosts}", "placement.devices_per_host=1"]
-        process = self.hosts[0].start(
+        self._run = process = self.hosts[0].start(
             [sys.executable, "-m", "yatt_mm.train", *arguments, *over],
             environ=self._environ,
             cwd=ROOT,

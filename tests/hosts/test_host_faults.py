@@ -80,6 +80,34 @@ def test_a_lost_host_ends_the_run_by_name_and_the_run_goes_on_when_it_is_back(
     assert runs.curve(shared_digits.folder, "lost") == runs.curve(shared_digits.folder, "one")
 
 
+def test_a_run_goes_on_with_fewer_hosts_and_takes_one_back_when_it_returns(
+    cluster: Cluster, shared_digits: Digits
+) -> None:
+    long = ("train.steps=16", "eval.every=0", "checkpoint.every=1")
+
+    def meanwhile() -> None:
+        cluster.wait_for_step(shared_digits.run("shrunk"), 2)
+        cluster.hosts[1].kill()
+        cluster.wait_for_step(shared_digits.run("shrunk"), 4)
+        cluster.hosts[1].start_up()
+        cluster.start_ray(1)
+
+    shrink = ("faults.shrink=true", "controllers.deadline_s=45")
+    finished = cluster.run(shared_digits.arguments("shrunk", *long, *shrink), meanwhile=meanwhile)
+    assert finished.status == 0, finished.output
+    assert not [left for left in finished.left_behind if "/ray" not in left], "but for the host's other Ray"
+    said = " ".join(finished.output.split())
+    assert f"fault: host host1 ({cluster.hosts[1].address}) is lost" in said
+    assert "1 of 2 hosts are there; the run goes on with them (faults.shrink)" in said
+    assert "1 more host(s) can be used: saving and starting again with them" in said
+    undisturbed = runs.run(shared_digits.arguments("undisturbed", *long))
+    assert undisturbed.status == 0, undisturbed.output
+    mine, other = (runs.curve(shared_digits.folder, name) for name in ("shrunk", "undisturbed"))
+    assert len(mine) == len(other) == 17 and mine[:2] == other[:2]
+    for found, wanted in zip(mine, other):  # one rank adds up in another order than two
+        assert found == pytest.approx(wanted, rel=1e-3)
+
+
 def test_a_third_host_takes_part_when_a_run_goes_on(
     cluster_of_three: Cluster, shared_digits: Digits, on_one_host: runs.Finished
 ) -> None:

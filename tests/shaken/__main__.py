@@ -27,6 +27,9 @@ BESIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 LONGEST_S = 1800.0
 """The time in seconds after which a run is ended and counts as red."""
 
+QUICK = "not (alone or parity or faults or hosts)"
+"""The tests of `make unit`, by their marks."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return 1 if a run was red."""
@@ -59,7 +62,7 @@ def shaken_run(seed: int) -> dict[str, Any]:
     path = os.pathsep.join([str(DELAYS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "YATT_TEST_DELAYS": str(seed)}
     tests = [str(file.relative_to(ROOT)) for file in light_tests()]
-    command = [sys.executable, "-m", "pytest", "-m", "not alone", "-p", "no:cacheprovider", *BESIDE, *tests]
+    command = [sys.executable, "-m", "pytest", "-m", QUICK, "-p", "no:cacheprovider", *BESIDE, *tests]
     started = time.monotonic()
     try:
         done = subprocess.run(

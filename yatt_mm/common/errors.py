@@ -15,6 +15,10 @@ class RunLost(YattError, RuntimeError):
     """A part of the run was lost without which it has to be started again. The message says which, and why."""
 
 
+class RunGrows(RunLost):
+    """The run is started again on purpose, after it was saved: hosts that it lacked are there."""
+
+
 class StopRequested(YattError):
     """The run was told to stop; raised in every controller at the same place of a step."""
 

@@ -220,6 +220,9 @@ class FaultsSection(Section):
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """The most faults in a row, without a finished step between them, after which lost parts of the run are made again;
     one more ends the run. 0 ends it at the first."""
+    shrink: bool = False
+    """True lets a run over several hosts start, and go on from its newest checkpoint, with fewer of them if not all are
+    there, as many as divide its layout, its engines and its judges; it uses the others too when they are back."""
     start_deadline_s: Seconds = 600.0
     """The longest time in which engines and training ranks may start."""
     update_deadline_s: Seconds = 3600.0

@@ -72,6 +72,11 @@ class Devices:
         return options
 
 
+def bundle_of(per_host: int, *, use_gpus: bool) -> dict[str, float]:
+    """Return what a run reserves on each host."""
+    return {**({"GPU": float(per_host)} if use_gpus else {}), "CPU": float(per_host)}
+
+
 def own_node() -> RayNode:
     """Return the host of this process."""
     wanted = ray.get_runtime_context().get_node_id()
@@ -88,8 +93,7 @@ def reserved_devices(num_devices: int, num_hosts: int = 1, *, deadline_s: float)
     """
     per_host = num_devices // num_hosts
     use_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    bundle = {"GPU": float(per_host)} if use_gpus else {}
-    bundle |= {"CPU": float(per_host)}
+    bundle = bundle_of(per_host, use_gpus=use_gpus)
     if num_hosts == 1:  # the parts of a run share memory with its launcher
         bundle |= {f"node:{own_node().address}": A_LITTLE}
     group = placement_group([bundle] * num_hosts, strategy="STRICT_SPREAD" if num_hosts > 1 else "PACK")

@@ -23,11 +23,12 @@ from rich.markup import escape
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
-from yatt_mm.common.errors import ConfigError, RunStopped, YattError
+from yatt_mm.common.errors import ConfigError, RunGrows, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.devices import own_node
-from yatt_mm.hosts.own_host import OwnHost, shared_folder
+from yatt_mm.hosts.host_count import fitting_hosts, missing_hosts
+from yatt_mm.hosts.own_host import OwnHost, SharedFolder, shared_folder
 from yatt_mm.hosts.run_node import INSECURE_VARIABLE, LOOPBACK, keep_log, node_settings, node_token, start_node
 from yatt_mm.hosts.scratch import Scratch, scratch_folders
 from yatt_mm.hosts.start_hosts import start_hosts
@@ -158,30 +159,33 @@ def _run(
     scratch = stack.enter_context(scratch_folders())
     stack.enter_context(keys_in_files(config.reward.judges, scratch.files))
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
-    own_host = _start_own_host(stack, config, run_id, scratch, console)
-    node = own_host.node
-    point = find_start(config, node.uri, checkpoint, state, begun)
-    start = point.start
-    is_same_run = LIFELINE.loss is not None
-    run_dir.prepare(config, checkpoint, start.step, console, begun=begun, is_same_run=is_same_run)
-    run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
-    LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=start.step, step=start.step)
-    stack.callback(keep_log, scratch.files, config.log_dir)
-    if config.checkpoint.copy_to is not None and config.trains:
-        checkpoints = Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep)
-        stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
-    console.print(plan_of(config, point), highlight=False, soft_wrap=True)
-    for warning in point.warnings:
-        _warn(warning, console)
-    if config.placement.num_hosts == 1:
-        _enter_ray(stack, config, scratch, console)
-    judges = " and judges" if config.has_local_judges else ""
-    starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
-    console.print(f"  {starting}", highlight=False)
+    wanted, has_hosts = config, config.placement.num_hosts > 1
 
     def tell(line: str) -> None:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
 
+    shared = stack.enter_context(shared_folder(config)) if has_hosts else None
+    token_file = None
+    if config.dataplane.uri is None:
+        token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
+    if has_hosts:  # Ray comes before the node, because it knows the hosts, and after its token, which all workers get
+        _enter_ray(stack, config, scratch, console)
+        with console.status("looking for the hosts"):
+            config = fitting_hosts(config, tell)
+    own_host = _start_own_host(stack, config, run_id, scratch, shared, token_file, console)
+    node = own_host.node
+    point = find_start(config, node.uri, checkpoint, state, begun)
+    start = point.start
+    _enter_folder(stack, config, checkpoint, start.step, begun, console)
+    stack.callback(keep_log, scratch.files, config.log_dir)
+    console.print(plan_of(config, point), highlight=False, soft_wrap=True)
+    for warning in point.warnings:
+        _warn(warning, console)
+    if not has_hosts:
+        _enter_ray(stack, config, scratch, console)
+    judges = " and judges" if config.has_local_judges else ""
+    starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
+    tell(starting)
     with console.status(starting):
         hosts = start_hosts(stack, config, own_host, tell)
         crew = Crew(
@@ -212,28 +216,55 @@ def _run(
     )
     if config.trains:
         stopping.listen(console)
-    watch = Watch(config.run_dir, crew.rendezvous, reporter, node, hosts, stopping, console)
+    missing = stack.enter_context(missing_hosts(wanted, config, hosts.devices)) if has_hosts else None
+    watch = Watch(config.run_dir, crew.rendezvous, reporter, node, hosts, missing, stopping, console)
     step = _run_to_the_end(crew, watch, Repairs(crew, config, start, reporter.warn_of_fault), controllers)
     if config.trains and step < config.train.steps:
+        if stopping.is_to_grow:
+            raise RunGrows(stopping.why())
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
 
 
-def _start_own_host(stack: ExitStack, config: Config, run_id: str, scratch: Scratch, console: Console) -> OwnHost:
-    """Start the run's node on this host. With several hosts Ray comes first, because it knows this one's address."""
-    has_hosts, settings = config.placement.num_hosts > 1, None
-    shared = stack.enter_context(shared_folder(config)) if has_hosts else None
-    if config.dataplane.uri is None:
-        token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
-        if has_hosts:
-            _enter_ray(stack, config, scratch, console)
+def _enter_folder(
+    stack: ExitStack,
+    config: Config,
+    checkpoint: Path | None,
+    step: int,
+    begun: Mapping[int, BegunStep],
+    console: Console,
+) -> None:
+    """Prepare the run's folder, tell the supervisor of it, and copy checkpoints from it until `stack` ends."""
+    is_same_run = LIFELINE.loss is not None
+    run_dir.prepare(config, checkpoint, step, console, begun=begun, is_same_run=is_same_run)
+    run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
+    LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=step, step=step)
+    if config.checkpoint.copy_to is not None and config.trains:
+        checkpoints = Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep)
+        stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
+
+
+def _start_own_host(
+    stack: ExitStack,
+    config: Config,
+    run_id: str,
+    scratch: Scratch,
+    shared: SharedFolder | None,
+    token_file: Path | None,
+    console: Console,
+) -> OwnHost:
+    """Start the run's node on this host. `token_file`: None if the user started a node."""
+    settings = None
+    if config.placement.num_hosts == 1:
+        shared = None
+    if token_file is not None:
         settings = node_settings(
             config,
             run_id,
             scratch=scratch.files,
             token_file=token_file,
-            address=own_node().address if has_hosts else LOOPBACK,
+            address=own_node().address if shared else LOOPBACK,
             directory=shared.nodes if shared else None,
         )
     node = start_node(stack, config, settings, run_id, console)

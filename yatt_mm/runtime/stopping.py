@@ -1,4 +1,5 @@
-"""Whether a run has to stop before its last step: it was told to by a signal, or `train.max_time` runs out."""
+"""Whether a run has to stop before its last step: it was told to by a signal, `train.max_time` runs out, or there are
+more hosts for it."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ class Stopping:
         self._max_time_s = max_time_s
         self._longest_s = 0.0
         self._signal = ""
+        self._more_hosts = ""
 
     def listen(self, console: Console) -> None:
         """From now on the first SIGINT, SIGTERM or SIGHUP lets the run stop, and a second one interrupts it."""
@@ -50,15 +52,25 @@ class Stopping:
         """Take the metrics of a step, which say how long a stop takes."""
         self._longest_s = max(self._longest_s, sum(record.get(name, 0.0) for name in FINISHED_FIRST))
 
+    def use_more_hosts(self, why: str) -> None:
+        """Let the run stop, so that it can be started again with more hosts."""
+        self._more_hosts = why
+
     def why(self) -> str:
         """Return why the run has to stop now; empty if it has not."""
         if self._signal:
             return self._signal
-        if self._max_time_s is None:
-            return ""
-        # twice the longest time so far, because the next one may be longer
-        self.is_by_time = self._max_time_s - self.seconds < ENDING_S + 2 * self._longest_s
-        return f"train.max_time of {self._max_time_s:g} s runs out" if self.is_by_time else ""
+        if self._max_time_s is not None:
+            # twice the longest time so far, because the next one may be longer
+            self.is_by_time = self._max_time_s - self.seconds < ENDING_S + 2 * self._longest_s
+            if self.is_by_time:
+                return f"train.max_time of {self._max_time_s:g} s runs out"
+        return self._more_hosts
+
+    @property
+    def is_to_grow(self) -> bool:
+        """True if the run stops to be started again with more hosts, and for nothing else."""
+        return bool(self._more_hosts) and self.why() == self._more_hosts
 
     @property
     def seconds(self) -> float:

@@ -62,6 +62,8 @@ class LauncherState:
     phase: str = "start"
     lost: str = ""
     """What it saw dying, without which it cannot end in an orderly way."""
+    is_fault: bool = True
+    """False if nothing died: it is to be started again to use more hosts."""
     is_ended: bool = False
     """True if it came to its end, and its exit status counts."""
 

@@ -87,7 +87,11 @@ class Supervisor:
             if not self._may_start_again(state):
                 _give_up(state, loss)
                 return 1
-            print(f"fault: {why}; the run starts again from its newest checkpoint", file=sys.stderr, flush=True)
+            print(
+                f"{'fault: ' if state.is_fault else ''}{why}; the run starts again from its newest checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
             # all checkpoints of a run that did not begin with one are its own, also that before its first step
             if _has_saved(Path(state.run_dir), state.began_at if self._resume is not None else -1):
                 self._resume = "auto"

@@ -10,6 +10,7 @@ import ray
 from rich.console import Console
 
 from yatt_mm.common.ray_calls import fetch, own_words, wait_all
+from yatt_mm.hosts.host_count import MissingHosts
 from yatt_mm.hosts.run_hosts import RunHosts
 from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.reporting.fault_log import FaultLog
@@ -31,13 +32,16 @@ class Watch:
         reporter: Reporter,
         node: RunNode,
         hosts: RunHosts,
+        missing: MissingHosts | None,
         stopping: Stopping,
         console: Console,
     ) -> None:
+        """`missing`: what waits for hosts that the run lacks, if it lacks some."""
         self._rendezvous = rendezvous
         self._reporter = reporter
         self._node = node
         self._hosts = hosts
+        self._missing = missing
         self._stopping = stopping
         self._console = console
         self._faults = FaultLog(run_dir)
@@ -62,10 +66,14 @@ class Watch:
             self._node.check()
             self._hosts.check()
             self._stopping.take(self._reporter.last)
+            if self._missing is not None and self._missing.are_there():
+                self._stopping.use_more_hosts(f"{self._missing.num} more host(s) can be used")
+                self._missing = None
             if not self._is_told and (why := self._stopping.why()):
                 self._rendezvous.stop.remote()
                 self._is_told = True
-                self._console.print(f"{why}: saving and stopping; a second signal stops at once", soft_wrap=True)
+                then = "starting again with them" if self._stopping.is_to_grow else "stopping"
+                self._console.print(f"{why}: saving and {then}; a second signal stops at once", soft_wrap=True)
         self._take_records(wait_s=0.0)
         return step
 
