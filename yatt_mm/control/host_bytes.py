@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
+from dataplane.core.errors import NodeUnavailableError
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.control.run_client import RunClient
 from yatt_mm.control.worker_calls import WorkerCalls
@@ -23,7 +25,10 @@ class HostBytes:
         self._agents = team.progress.agents
         self._client = client
         self._workers = workers
-        self._fetched: Mapping[str, int] = client.total(OF_NODE) if self._agents else {}
+        self._fetched: Mapping[str, int] = dict.fromkeys(OF_NODE, 0)
+        if self._agents:
+            with suppress(NodeUnavailableError):  # one that is started again counts from 0
+                self._fetched = client.total(OF_NODE)
 
     def add(self, meter: StepMeter) -> None:
         """Add what this controller's ranks sent to other hosts since the last call."""
