@@ -10,6 +10,7 @@ import pytest
 
 from tests.hosts.cluster import Cluster
 from tests.hosts.conftest import SHORT
+from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits
 
 pytestmark = pytest.mark.hosts
@@ -67,8 +68,15 @@ def test_the_kinds_add_up_to_what_passed_the_devices(cluster: Cluster, shared_di
     assert kinds["control"] - idle_rate * found.seconds < MOST_PER_GROUP * num_groups
 
 
-def test_weights_cross_once_where_no_host_has_all_of_them(cluster: Cluster, shared_digits: Digits) -> None:
+def test_a_pipeline_has_the_numbers_of_one_host_and_its_weights_cross_once(
+    cluster: Cluster, shared_digits: Digits, on_one_host: runs.Finished
+) -> None:
     found = counted(cluster, shared_digits, "halves", "train.parallel.pp=2")
     model = (shared_digits.model / "model.safetensors").stat().st_size
-    assert found.by_kind["weights"] == pytest.approx(3 * model, rel=0.05)
+    assert found.by_kind["weights"] == pytest.approx(3 * model, rel=0.05), "no host has all of them"
     assert sum(found.by_kind.values()) == pytest.approx(found.total, rel=0.05)
+    assert on_one_host.status == 0, on_one_host.output
+    one, two = (runs.curve(shared_digits.folder, name) for name in ("one", "halves"))
+    assert len(one) == len(two)
+    for mine, other in zip(one, two):  # the norm of a gradient is added up in another order
+        assert mine == pytest.approx(other, rel=1e-4)
