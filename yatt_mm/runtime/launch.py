@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.devices import own_node
 from yatt_mm.hosts.host_count import fitting_hosts, missing_hosts
-from yatt_mm.hosts.own_host import OwnHost, SharedFolder, shared_folder
+from yatt_mm.hosts.own_host import OwnHost, shared_folder
 from yatt_mm.hosts.run_node import INSECURE_VARIABLE, LOOPBACK, keep_log, node_settings, node_token, start_node
 from yatt_mm.hosts.scratch import Scratch, scratch_folders
 from yatt_mm.hosts.start_hosts import start_hosts
@@ -164,15 +164,7 @@ def _run(
     def tell(line: str) -> None:
         console.print(f"  {line}", highlight=False, soft_wrap=True)
 
-    shared = stack.enter_context(shared_folder(config)) if has_hosts else None
-    token_file = None
-    if config.dataplane.uri is None:
-        token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
-    if has_hosts:  # Ray comes before the node, because it knows the hosts, and after its token, which all workers get
-        _enter_ray(stack, config, scratch, console)
-        with console.status("looking for the hosts"):
-            config = fitting_hosts(config, tell)
-    own_host = _start_own_host(stack, config, run_id, scratch, shared, token_file, console)
+    config, own_host = _start_own_host(stack, config, run_id, scratch, console, tell)
     node = own_host.node
     point = find_start(config, node.uri, checkpoint, state, begun)
     start = point.start
@@ -250,12 +242,22 @@ def _start_own_host(
     config: Config,
     run_id: str,
     scratch: Scratch,
-    shared: SharedFolder | None,
-    token_file: Path | None,
     console: Console,
-) -> OwnHost:
-    """Start the run's node on this host. `token_file`: None if the user started a node."""
-    settings = None
+    tell: Callable[[str], None],
+) -> tuple[Config, OwnHost]:
+    """Start the run's node on this host; return also the config for the hosts that are there.
+
+    With several hosts Ray comes before the node, because it knows them, and after the node's token, which it hands to
+    all workers.
+    """
+    has_hosts, settings, token_file = config.placement.num_hosts > 1, None, None
+    shared = stack.enter_context(shared_folder(config)) if has_hosts else None
+    if config.dataplane.uri is None:
+        token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
+    if has_hosts:
+        _enter_ray(stack, config, scratch, console)
+        with console.status("looking for the hosts"):
+            config = fitting_hosts(config, tell)
     if config.placement.num_hosts == 1:
         shared = None
     if token_file is not None:
@@ -268,7 +270,7 @@ def _start_own_host(
             directory=shared.nodes if shared else None,
         )
     node = start_node(stack, config, settings, run_id, console)
-    return OwnHost(scratch=scratch, node=node, settings=settings, shared=shared)
+    return config, OwnHost(scratch=scratch, node=node, settings=settings, shared=shared)
 
 
 def _enter_ray(stack: ExitStack, config: Config, scratch: Scratch, console: Console) -> None:
