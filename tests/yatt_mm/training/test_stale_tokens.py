@@ -159,7 +159,7 @@ def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
     for num_updates, name in ((1, "one"), (2, "two")):
         worker._step = 2
         found[name] = worker.update(_plan(client, f"corrected {name}", engine, num_minibatches=num_updates), 3)
-        samples = worker._resolve(_plan(client, f"again {name}", engine), 3)[0][0]
+        samples = worker._resolve(_plan(client, f"again {name}", engine), 3).minibatches[0]
         worker._measure_old_logprobs(samples)
         found["measured"] = [sample.sampled for sample in samples[0]]
         found["weights"] = worker._engine.logprobs(samples)[0]
@@ -210,7 +210,7 @@ def _again(worker: TrainWorker, client: Client, plan: UpdatePlan, report: Update
 
 def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np.ndarray]:
     plan = _plan(client, f"before {name}", [np.zeros(len(ids), np.float32) for ids in RESPONSES])
-    (minibatch,), _ = worker._resolve(plan, 3)
+    (minibatch,) = worker._resolve(plan, 3).minibatches
     return worker._engine.logprobs(minibatch)[0]
 
 
