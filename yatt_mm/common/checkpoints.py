@@ -35,6 +35,11 @@ class Checkpoints:
     root: Path
     keep: int
 
+    @classmethod
+    def of_run(cls, run_dir: Path, *, keep: int = 1) -> Checkpoints:
+        """Return those in the folder of a run."""
+        return cls(root=run_dir / "checkpoints", keep=keep)
+
     @property
     def begun(self) -> BegunSteps:
         """The begun steps beside the checkpoints."""
@@ -177,7 +182,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 def _moved(run_dir: Path) -> str:
     """Return what to do if an earlier run of this name was moved aside and has checkpoints; an empty text if none."""
     earlier = sorted(run_dir.parent.glob(f"{run_dir.name}.[0-9]*-[0-9]*"))
-    saved = [folder for folder in earlier if Checkpoints(root=folder / "checkpoints", keep=1).steps()]
+    saved = [folder for folder in earlier if Checkpoints.of_run(folder).steps()]
     if not saved:
         return ""
     return f". An earlier run of this name was moved to {saved[-1]}: to go on with it, move it back to {run_dir} first"

@@ -78,9 +78,10 @@ class StepReport:
         if self._index:
             return
         record |= self.tell_usage() | self._best.metrics()
-        record |= {f"dataplane/{name}": value for name, value in self._client.total(OF_NODE).items()}
+        totals = self._client.total((*OF_NODE, *self._host_bytes.of_nodes))
+        record |= {f"dataplane/{name}": totals[name] for name in OF_NODE}
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
-        record |= self._host_bytes.rest(record)
+        record |= self._host_bytes.rest(record, totals)
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
         self._rendezvous.finish_step(record, self._best.best, self._kl.state)
 

@@ -32,11 +32,11 @@ class RewardStage:
         self._scored: TickBatch[None, RewardTask, GroupRewards] = TickBatch(
             context.calls, self._score, max_items=CHUNK_SIZE
         )
-        num_workers, num_hosts = len(context.team.reward_workers), context.team.placement.num_hosts
+        num_workers, host_of = len(context.team.reward_workers), context.team.placement.host_of_number
         turn = [(context.controller + i) % num_workers for i in range(num_workers)]
-        near = [worker for worker in turn if worker % num_hosts == context.controller % num_hosts]
+        near = [worker for worker in turn if host_of(worker) == host_of(context.controller)]
         self._turn = itertools.cycle(near or turn)
-        """The workers on this controller's host, if there are some: controllers and they are divided over the hosts."""
+        """The workers on this controller's host, if there are some."""
         self._busy: Counter[int] = Counter()
         """[reward worker] the number of its calls."""
         context.calls.on_late = self._restart_late

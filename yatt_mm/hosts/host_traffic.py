@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
@@ -46,8 +47,8 @@ class HostTraffic:
             return taken
 
     def _keep_looking(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(LOOK_S):
+        while True:
+            time.sleep(LOOK_S)
             with self._lock:
                 self._look()
 

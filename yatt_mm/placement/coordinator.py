@@ -302,8 +302,8 @@ class Coordinator:
 
 
 def _near(placement: Placement, units: Sequence[Unit], num_controllers: int) -> Callable[[int, int], bool]:
-    """Return what tells of (controller, index of one of these engines) whether they are on one host. Controllers are
-    divided over the hosts that have devices; a host without one is near to all."""
-    num_hosts = placement.num_hosts
+    """Return what tells of (controller, index of one of these engines) whether they are on one host. A host without a
+    controller is near to all."""
     hosts = [placement.host_of(unit) for unit in units]
-    return lambda controller, engine: hosts[engine] in (controller % num_hosts, *range(num_controllers, num_hosts))
+    of_controllers = [placement.host_of_number(controller) for controller in range(num_controllers)]
+    return lambda controller, engine: hosts[engine] == of_controllers[controller] or hosts[engine] not in of_controllers

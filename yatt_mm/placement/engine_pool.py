@@ -109,12 +109,12 @@ class EnginePool:
                 return controller, min(engines, key=lambda engine: (self._running[engine], engine))
         return None
 
-    def _near(self, controller: int, engines: Sequence[int]) -> list[int]:
+    def _near(self, controller: int, engines: Collection[int]) -> list[int]:
         return [engine for engine in engines if self._is_near(controller, engine)]
 
     def _far(self, controller: int, with_room: Sequence[int]) -> list[int]:
         """Return the engines on other hosts that a controller may use now."""
-        if self._near(controller, sorted(self._awake)) and not self._has_ended:
+        if self._near(controller, self._awake) and not self._has_ended:
             return []
         return [e for e in with_room if not any(self._is_near(other, e) for other in self._waiting)]
 

@@ -99,6 +99,11 @@ class Placement:
         """Return the number of the host of a unit; 0 for a judge that is a remote server."""
         return unit.devices[0] // self.devices_per_host if self.devices_per_host and unit.devices else 0
 
+    def host_of_number(self, number: int) -> int:
+        """Return the number of the host of the controller or the reward worker with this number: they are divided over
+        the hosts."""
+        return number % self.num_hosts
+
     def without(self, role: Role) -> Placement:
         """Return the placement without the units of a role."""
         return replace(self, units=tuple(unit for unit in self.units if unit.role is not role))

@@ -59,7 +59,6 @@ class CheckpointCopies:
     def _wait(self) -> None:
         """Wait for the copies, as long as files are copied."""
         num, since_s = self._num_files, time.monotonic()
-        self._thread.join(POLL_S)
         while self._thread.is_alive() and time.monotonic() - since_s < LAST_FILE_S:
             self._thread.join(POLL_S)
             if self._num_files > num:

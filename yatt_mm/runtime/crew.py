@@ -149,7 +149,7 @@ class Crew:
             dataplane_uri=site.node.uri,
             recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
             weights_dir=str(self._weights_dir),
-            checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
+            checkpoints=Checkpoints.of_run(config.run_dir.absolute(), keep=config.checkpoint.keep),
             export_dir=str(config.run_dir.absolute() / EXPORT_DIR),
             best_dir=str(config.run_dir.absolute() / BEST_DIR),
             restart_count=self.restart_count,

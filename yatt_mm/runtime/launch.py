@@ -233,7 +233,7 @@ def _enter_folder(
     run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
     LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=step, step=step)
     if config.checkpoint.copy_to is not None and config.trains:
-        checkpoints = Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep)
+        checkpoints = Checkpoints.of_run(config.run_dir.absolute(), keep=config.checkpoint.keep)
         stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
 
 

@@ -51,7 +51,7 @@ class Repairs:
         self._start = start
         self._tell = tell
         self._log = FaultLog(config.run_dir)
-        self._checkpoints = Checkpoints(root=config.run_dir / "checkpoints", keep=config.checkpoint.keep)
+        self._checkpoints = Checkpoints.of_run(config.run_dir, keep=config.checkpoint.keep)
         self._step = start.step - 1
         """The last finished step at the last fault."""
         self._num_in_a_row = 0

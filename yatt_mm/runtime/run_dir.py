@@ -83,7 +83,7 @@ def prepare(
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         folder.rename(aside)
-        has_checkpoint = Checkpoints(root=aside / "checkpoints", keep=1).steps()
+        has_checkpoint = Checkpoints.of_run(aside).steps()
         advice = "with --resume this run would have gone on with it" if has_checkpoint else "it has no checkpoint"
         console.print(f"{folder} held an earlier run, which is in {aside} now; {advice}", soft_wrap=True)
         if is_same_run and (aside / FAULTS_FILE).exists():
@@ -94,7 +94,7 @@ def prepare(
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-    checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
+    checkpoints = Checkpoints.of_run(folder, keep=config.checkpoint.keep)
     if config.checkpoint.dir is not None:
         _link(checkpoints.root, config, console)
     checkpoints.clear_partial()

@@ -159,7 +159,7 @@ def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
     found = (state or {}).get("best")
     if state is None or found is None or state["config"]["eval"].get("keep_best") != config.eval.keep_best:
         return None
-    steps = Checkpoints(root=config.run_dir / "checkpoints", keep=1).steps()
+    steps = Checkpoints.of_run(config.run_dir).steps()
     is_there = found["step"] in (0, *steps) and best_step_of(config.run_dir) <= state["step"]
     return Best(**found) if is_there else None
 

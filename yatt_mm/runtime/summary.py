@@ -99,6 +99,6 @@ def tell_left_out(config: Config, reporter: Reporter, console: Console) -> None:
 
 def tell_what_is_saved(config: Config, console: Console) -> None:
     """Say, after an interruption, where the run can go on."""
-    steps = Checkpoints(root=config.run_dir / "checkpoints", keep=config.checkpoint.keep).steps()
+    steps = Checkpoints.of_run(config.run_dir, keep=config.checkpoint.keep).steps()
     saved = f"--resume goes on after step {steps[-1]}" if steps else "no checkpoint was saved yet"
     console.print(f"{config.run_dir}: {saved}", highlight=False, soft_wrap=True)

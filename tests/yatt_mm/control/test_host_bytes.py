@@ -43,7 +43,7 @@ def metrics_of(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, sent: Sequence[int
         nodes.fetched.append((70, 0))
     counted.add(meter)
     record = merge([meter])
-    return record | counted.rest(record)
+    return record | counted.rest(record, nodes.total(counted.of_nodes) if agents else {})
 
 
 def test_what_hosts_sent_besides_media_rollouts_and_ranks_is_control(monkeypatch: pytest.MonkeyPatch) -> None:
