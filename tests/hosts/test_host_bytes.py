@@ -21,8 +21,9 @@ MOST_PER_GROUP = 2000
 """The bytes of control that one group may cost."""
 
 
-STREAM = ("rollout.deterministic=false",)
-"""Requests go to any engine that has room. In deterministic runs the place of a prompt decides."""
+STREAM = ("rollout.deterministic=false", "train.prompts_per_step=24")
+"""Requests go to any engine that has room; in deterministic runs the place of a prompt decides. The prompts of each
+controller have room on its own host: others would go to a free engine elsewhere, and their media with them."""
 
 
 @dataclass(frozen=True)
