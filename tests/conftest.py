@@ -46,6 +46,15 @@ settings.register_profile("explore", **ANY_MACHINE, max_examples=3000, print_blo
 settings.load_profile("the same")
 
 
+@pytest.fixture(autouse=True)
+def is_never_real_time() -> Iterator[None]:
+    """Fail if a test leaves this process with a real-time priority, which all that later tests start would have too."""
+    yield
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        pytest.fail("this process has a real-time priority now; start what sets one in a process of its own")
+
+
 def group_of(path: str) -> str:
     """Return the group of a test file, which is the file itself unless it is among those of `TOGETHER`."""
     return next((group for one, group in TOGETHER.items() if path == one or path.startswith(f"{one}/")), path)
