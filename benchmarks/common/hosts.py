@@ -11,12 +11,13 @@ import json
 import os
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.common.relay import Relay
 from dataplane.core.hosts import HOST_ID_VARIABLE
 
 _HOLD = """
@@ -106,6 +107,14 @@ class Host:
         bytes_of = {way: int(found["stats64"][way]["bytes"]) for way in ("rx", "tx")}
         return Counters(received=bytes_of["rx"], sent=bytes_of["tx"])
 
+    def limit(self, mbit_per_s: int) -> None:
+        """Let the host send no more than this from now on; 0 takes the limit away."""
+        with suppress(subprocess.CalledProcessError):  # it has none
+            _ip("netns", "exec", self._space, "tc", "qdisc", "del", "dev", DEVICE, "root")
+        if mbit_per_s:
+            rate = ("rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "400ms")
+            _ip("netns", "exec", self._space, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *rate)
+
     def cut(self) -> None:
         """Take the host's network device down."""
         _ip("-n", self._space, "link", "set", DEVICE, "down")
@@ -142,10 +151,13 @@ class Host:
 
 
 class Hosts:
-    """Some hosts on a bridge of their own, which no other network reaches. All are removed at the end of the block."""
+    """Some hosts on a network of their own, which no other one reaches. All are removed at the end of the block."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num: int, *, delay_s: float = 0.0) -> None:
+        """`delay_s`: what a packet takes from one to another. Then a relay in this process carries the packets, and
+        otherwise a bridge of the kernel."""
         self._num = num
+        self._relay = Relay(delay_s) if delay_s else None
         self._tag = f"yt{secrets.token_hex(3)}"
         self._net = f"10.213.{secrets.randbelow(256)}"
         self._stack = ExitStack()
@@ -153,11 +165,13 @@ class Hosts:
 
     def __enter__(self) -> Self:
         try:
-            bridge = self._space("bridge")
-            _ip("-n", bridge, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", bridge, "link", "set", "bridge", "up")
+            if self._relay:
+                self._stack.callback(self._relay.close)
+                connect = self._connect_to_relay
+            else:
+                connect = self._bridge()
             for number in range(self._num):
-                self._hosts.append(self._make(number, bridge))
+                self._hosts.append(self._make(number, connect))
         except BaseException:
             self._stack.close()
             raise
@@ -172,17 +186,36 @@ class Hosts:
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def _make(self, number: int, bridge: str) -> Host:
+    def _make(self, number: int, connect: Callable[[int, str, str], None]) -> Host:
         space, name, address = self._space(str(number)), f"host{number}", f"{self._net}.{number + 1}"
-        port = f"port{number}"
-        _ip("link", "add", DEVICE, "netns", space, "type", "veth", "peer", "name", port, "netns", bridge)
+        connect(number, space, address)
         _ip("-n", space, "addr", "add", f"{address}/24", "dev", DEVICE)
-        for inside, device in ((space, "lo"), (space, DEVICE), (bridge, port)):
-            _ip("-n", inside, "link", "set", device, "up")
-        _ip("-n", bridge, "link", "set", port, "master", "bridge")
+        for device in ("lo", DEVICE):
+            _ip("-n", space, "link", "set", device, "up")
         host = Host(name=name, space=space, address=address)
         self._stack.callback(host.kill)
         return host
+
+    def _bridge(self) -> Callable[[int, str, str], None]:
+        """Make a bridge, and return what connects the network device of a host to it."""
+        bridge = self._space("bridge")
+        _ip("-n", bridge, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", bridge, "link", "set", "bridge", "up")
+
+        def connect(number: int, space: str, address: str) -> None:
+            port = f"port{number}"
+            _ip("link", "add", DEVICE, "netns", space, "type", "veth", "peer", "name", port, "netns", bridge)
+            _ip("-n", bridge, "link", "set", port, "master", "bridge", "up")
+
+        return connect
+
+    def _connect_to_relay(self, number: int, space: str, address: str) -> None:
+        """Make a host's network device, whose packets the relay carries."""
+        assert self._relay is not None
+        name = f"{self._tag}t{number}"
+        self._relay.add(name, address)
+        _ip("link", "set", name, "netns", space, "name", DEVICE)
+        _ip("-n", space, "link", "set", DEVICE, "mtu", str(self._relay.mtu))
 
     def _space(self, name: str) -> str:
         """Make a network namespace, which goes at the end, and return its name."""

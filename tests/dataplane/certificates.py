@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,15 @@ class Issued:
     key_file: Path
 
 
-def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
-    """Make a certificate for loopback that `issuer` signs. Without `issuer`, make a certificate authority."""
+def issue(
+    directory: Path, name: str, issuer: Issued | None = None, addresses: Sequence[str] = ("127.0.0.1", "::1")
+) -> Issued:
+    """Make a certificate for some IP addresses, loopback by default, that `issuer` signs. Without `issuer`, make a
+    certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
+    subjects = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
     usage = dict.fromkeys(
         (
             "content_commitment",
@@ -56,7 +60,7 @@ def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
             x509.AuthorityKeyIdentifier.from_issuer_public_key((issuer.key if issuer else key).public_key()),
             critical=False,
         )
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *subjects]), critical=False)
         .sign(issuer.key if issuer else key, hashes.SHA256())
     )
     cert_file, key_file = directory / f"{name}.pem", directory / f"{name}.key"

@@ -17,28 +17,29 @@ from yatt_mm.common.held_memory import GPUS_VARIABLE, held_bytes
 from yatt_mm.protocol.published import DeviceSegment
 from yatt_mm.weights.cuda_ipc import gpu_uuid, open_shared
 from yatt_mm.weights.device_publisher import DevicePublisher
-from yatt_mm.weights.segment import views
+from yatt_mm.weights.segment import index_file, views
 
 DEADLINE_S = 120
 
 
-def _read(pipe: Connection) -> None:
+def _read(pipe: Connection, path: Path) -> None:
     """Open what comes through the pipe, as an engine does, and answer with the tensors' float64 sums."""
     device = torch.device("cuda", 0)
     segment: DeviceSegment = pipe.recv()
     assert segment.gpu == gpu_uuid(device)
     flat = open_shared(segment.handle, device)
-    pipe.send({name: float(tensor.double().sum()) for name, tensor in views(flat, segment.index)})
+    pipe.send({name: float(tensor.double().sum()) for name, tensor in views(flat, index_file(path).read_bytes())})
     del flat
     pipe.recv()
 
 
 def test_another_process_maps_the_published_weights(world: None, tmp_path: Path) -> None:
     engine = jobs.build_engine(build_folder(tmp_path), Parallel(), dtype="bfloat16")
-    publisher = DevicePublisher(engine.weights, torch.device("cuda", 0))
+    path = tmp_path / "policy"
+    publisher = DevicePublisher(engine.weights, torch.device("cuda", 0), path)
     segment = publisher.publish(1)
     here, there = multiprocessing.get_context("spawn").Pipe()
-    reader = multiprocessing.get_context("spawn").Process(target=_read, args=(there,))
+    reader = multiprocessing.get_context("spawn").Process(target=_read, args=(there, path))
     reader.start()
     try:
         here.send(segment)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.common.cluster import Cluster, cluster_of
 from benchmarks.common.hosts import why_not_allowed
-from tests.hosts.cluster import Cluster, cluster_of
 from tests.yatt_mm import runs
+from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.conftest import Digits, digits  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
@@ -55,9 +56,24 @@ def cluster_of_three(shared_digits: Digits) -> Iterator[Cluster]:
     yield from _cluster(3, shared_digits.folder / "three")
 
 
-def _cluster(num: int, folder: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def phases(shared_digits: Digits) -> Path:
+    """A file in which the controllers of the runs on `cluster_with_phases` write to which phase they come."""
+    path = shared_digits.folder / "phases"
+    path.touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster_with_phases(shared_digits: Digits, phases: Path) -> Iterator[Cluster]:
+    """Two hosts with Ray, whose runs tell when they come to a phase."""
+    environ = {"PYTHONPATH": str(kills.PHASES), "YATT_TEST_PHASES": str(phases)}
+    yield from _cluster(2, shared_digits.folder / "with_phases", environ)
+
+
+def _cluster(num: int, folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     folder.mkdir()
-    with cluster_of(num, folder) as made:
+    with cluster_of(num, folder, environ=environ) as made:
         for number in range(num):
             made.start_ray(number)
         yield made

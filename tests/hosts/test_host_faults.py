@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.hosts.cluster import Cluster
+from benchmarks.common.cluster import Cluster
 from tests.hosts.conftest import SHORT
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits

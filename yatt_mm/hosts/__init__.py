@@ -6,5 +6,5 @@ must have (`host_needs.py`). There `agent.py` is a Ray actor that starts a proce
 the launcher ordered (`orders.py`), and removes it also where Ray has killed the actor. `run_hosts.py` is all of them,
 as the launcher sees them.
 
-May import: common, config, dataplane.client, dataplane.core, dataplane.datasets, preflight.
+May import: common, config, dataplane.client, dataplane.core, dataplane.datasets, placement, preflight, protocol.
 """

@@ -25,6 +25,8 @@ from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.hosts.host_needs import HostNeeds
 from yatt_mm.hosts.host_traffic import HostTraffic
 from yatt_mm.hosts.orders import HostOrder, HostReady, NodeNews
+from yatt_mm.placement.state_changes import StateChange, change_on_host
+from yatt_mm.protocol.placement_model import State
 
 START_S = 120.0
 """The seconds in which a host's folders and node must be there."""
@@ -47,6 +49,7 @@ class HostAgent:
         self._news = NodeNews()
         self._listener: socket.socket | None = None
         self._traffic: HostTraffic | None = None
+        self._workers: dict[str, Any] = {}
 
     def look(self, needs: HostNeeds) -> list[str]:
         """Return what this host lacks of what the run needs."""
@@ -104,6 +107,15 @@ class HostAgent:
     def done(self, names: Sequence[str]) -> list[Done | None]:
         """Return what these parts of the run have done; None for those that are not on this host."""
         return [progress_of(name, self._order.scratch.files) for name in names]
+
+    def take_units(self, workers: Mapping[str, Any]) -> None:
+        """Take the actors of the host's units, by the names of the units, for `set_state`."""
+        self._workers = dict(workers)
+
+    def set_state(self, names: Sequence[str], state: State, deadline_s: float) -> list[StateChange]:
+        """Change the state of these units, and return what each of them says. Raises WorkerError if one of them failed,
+        or did not reply in time."""
+        return change_on_host({name: self._workers[name] for name in names}, state, deadline_s=deadline_s)
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to the process of a part of the run, if it is on this host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,15 @@ from dataplane.core.errors import NodeUnavailableError
 from yatt_mm.common.errors import RunLost, WorkerError
 from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.common.progress import Done, progress_of
-from yatt_mm.common.ray_calls import fetch
+from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.hosts.devices import Devices, RayNode
 from yatt_mm.hosts.orders import NodeNews
+from yatt_mm.protocol.placement_model import Placement, Unit
 
 NEWS_S = 1.0
 """The seconds between two questions for news of another host."""
+REPLY_S = 60.0
+"""The seconds in which the agent of a host must take over the units there."""
 SIGNAL_S = 5.0
 """The seconds in which other hosts must send a signal."""
 
@@ -68,6 +71,21 @@ class RunHosts:
     def with_these(self, devices: Sequence[int]) -> RunHost:
         """Return the host that has these devices."""
         return self.with_devices[self.devices.host_of(devices)]
+
+    def give_units(self, placement: Placement, workers: Mapping[Unit, Any]) -> list[Any]:
+        """Give the agents of the hosts the actors of their units. Return the agents, host by host; none in a run on
+        one host.
+
+        Raises:
+            WorkerError: an agent did not reply in time.
+        """
+        agents = [host.agent for host in self.with_devices if host.agent is not None]
+        calls = []
+        for number, agent in enumerate(agents):
+            of_host = {str(unit): worker for unit, worker in workers.items() if placement.host_of(unit) == number}
+            calls.append((f"the agent of host {self.with_devices[number].node}", agent.take_units.remote(of_host)))
+        wait_all(calls, what="taking its units", deadline_s=REPLY_S)
+        return agents
 
     @property
     def every(self) -> list[RunHost]:

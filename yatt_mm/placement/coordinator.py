@@ -13,14 +13,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from yatt_mm.common.held_memory import StateReport
-from yatt_mm.common.ray_calls import reply_of
 from yatt_mm.placement.device_ledger import DeviceLedger
 from yatt_mm.placement.engine_pool import Ended, EnginePool
 from yatt_mm.placement.policy import Decision, Moment, Split
 from yatt_mm.placement.rebalancer import CellDivision, Rebalancer
+from yatt_mm.placement.state_changes import StateChanges
 from yatt_mm.placement.usage_report import Usage, UsageReport
 from yatt_mm.protocol.placement_model import MEMORY, Phase, Placement, Role, State, Unit
 
@@ -45,22 +45,20 @@ class Coordinator:
         self,
         *,
         placement: Placement,
-        workers: Mapping[Unit, Any],
+        changes: StateChanges,
         states: Mapping[Unit, State],
         requests_per_engine: Mapping[str, int],
         num_controllers: int,
         division: CellDivision | None,
-        deadline_s: float,
     ) -> None:
         """Take over the units in the `states` that they have now.
 
-        `workers`: the actor of each unit. `requests_per_engine`: [pool] requests that an engine works on at the same
-        time. `division`: how cells may be divided; None in full colocation. `deadline_s`: timeout of one transition.
+        `changes`: what tells the units to change. `requests_per_engine`: [pool] requests that an engine works on at
+        the same time. `division`: how cells may be divided; None in full colocation.
         """
         self._placement = placement
         self._requests_per_engine = dict(requests_per_engine)
-        self._workers = dict(workers)
-        self._deadline_s = deadline_s
+        self._changes = changes
         self._clock_s = time.time() - time.monotonic()
         self._occupancy = DeviceLedger(states)
         self._pools = {
@@ -122,9 +120,9 @@ class Coordinator:
         held = {unit: MEMORY.index(self._occupancy.state(unit)) for unit in wanted}
         lower = [unit for unit in wanted if MEMORY.index(wanted[unit]) < held[unit]]
         higher = [unit for unit in wanted if MEMORY.index(wanted[unit]) > held[unit]]
-        results = [
-            *await asyncio.gather(*(self._set_state(unit, wanted[unit]) for unit in lower)),
-            *await asyncio.gather(*(self._set_state(unit, wanted[unit]) for unit in higher)),
+        moved = [
+            *await self._set_states({unit: wanted[unit] for unit in lower}),
+            *await self._set_states({unit: wanted[unit] for unit in higher}),
         ]
         self._occupancy.open(now_s=self._now_s)
         if phase is Phase.GENERATION and self._division is not None and self._division.is_dynamic:
@@ -133,7 +131,7 @@ class Coordinator:
         return PhaseEntry(
             number=self._number,
             awake={name: tuple(sorted(pool.awake)) for name, pool in self._pools.items()},
-            moved=tuple(result for result in results if result is not None),
+            moved=tuple(moved),
         )
 
     async def acquire(
@@ -207,28 +205,34 @@ class Coordinator:
         for controller, engines in self._pools[pool].grant(ready, now_s=self._now_s).items():
             ready[controller].set_result(engines)
 
-    async def _set_state(self, unit: Unit, state: State) -> Any:
-        """Change the state of one unit, and return what a training rank moved (None for others).
+    async def _set_states(self, states: Mapping[Unit, State]) -> list[Any]:
+        """Change the states of units, and return what training ranks moved."""
+        groups = self._changes.groups(states)
+        return list(chain(*await asyncio.gather(*(self._set_state(units, state) for units, state in groups))))
+
+    async def _set_state(self, units: Sequence[Unit], state: State) -> list[Any]:
+        """Change the state of units that are told together, and return what training ranks among them moved.
 
         An engine gets no request before it is awake, and none after it was told to sleep.
         """
-        pool, held, started_s = self._pools.get(unit.pool), self._occupancy.state(unit), self._now_s
-        takes_memory = MEMORY.index(state) > MEMORY.index(held)
-        if takes_memory:
+        started_s, in_pools = self._now_s, [unit for unit in units if unit.pool in self._pools]
+        taking = [unit for unit in units if MEMORY.index(state) > MEMORY.index(self._occupancy.state(unit))]
+        for unit in taking:
             self._occupancy.change(unit, state, now_s=started_s)
-        if pool is not None and state is not State.AWAKE:
-            pool.sleep(unit.index, now_s=started_s)
-        call = self._workers[unit].set_state.remote(state)
-        changed: StateReport = await reply_of(
-            call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s
-        )
-        if not takes_memory:
-            self._occupancy.change(unit, state, now_s=self._now_s)
-        self._usage.add_transition(unit.role, state, self._now_s - started_s, changed.held_bytes)
-        if pool is not None and state is State.AWAKE:
-            pool.wake(unit.index, now_s=self._now_s)
-            self._grant(unit.pool)
-        return changed.moved
+        if state is not State.AWAKE:
+            for unit in in_pools:
+                self._pools[unit.pool].sleep(unit.index, now_s=started_s)
+        changed = await self._changes.change(units, state)
+        for unit, change in zip(units, changed, strict=True):
+            if unit not in taking:
+                self._occupancy.change(unit, state, now_s=self._now_s)
+            self._usage.add_transition(unit.role, state, change.seconds, change.report.held_bytes)
+        if state is State.AWAKE:
+            for unit in in_pools:
+                self._pools[unit.pool].wake(unit.index, now_s=self._now_s)
+            for pool in dict.fromkeys(unit.pool for unit in in_pools):
+                self._grant(pool)
+        return [change.report.moved for change in changed if change.report.moved is not None]
 
     def _divide(self) -> None:
         """Choose the cells that rollout has at the start of a generation phase."""
@@ -276,8 +280,8 @@ class Coordinator:
         """Put the giver's engines in the cell to sleep, then wake the taker's."""
         assert self._mover is not None
         started_s = self._now_s
-        await asyncio.gather(*(self._set_state(unit, State.ASLEEP) for unit in self._placement.in_cell(cell, giver)))
-        await asyncio.gather(*(self._set_state(unit, State.AWAKE) for unit in self._placement.in_cell(cell, taker)))
+        await self._set_states(dict.fromkeys(self._placement.in_cell(cell, giver), State.ASLEEP))
+        await self._set_states(dict.fromkeys(self._placement.in_cell(cell, taker), State.AWAKE))
         if taker is Role.ROLLOUT:
             self._rollout_cells.append(cell)
         else:

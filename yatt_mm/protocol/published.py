@@ -14,12 +14,11 @@ broadcast over NCCL (gloo on the CPU)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSegment:
-    """A whole model in a GPU's memory, which other processes on the same GPU can map."""
+    """A whole model in a GPU's memory, which other processes on the same GPU can map. Its index is in a file of the
+    host (`yatt_mm.weights.segment.index_file`)."""
 
     gpu: str
     """The UUID of the GPU."""
-    index: bytes = field(repr=False)
-    """The names, dtypes, shapes and offsets, in the form of a segment file's index."""
     handle: tuple[bytes, int, int, bytes, int, bytes, bool] = field(repr=False)
     """What CUDA and torch's allocator need to map the memory; opaque here."""
 
@@ -46,8 +45,8 @@ class Published:
 
     version: int
     path: str
-    """The segment in shared memory, or, before the first publish, the model's folder. Only used if there is no device
-    segment and no stream."""
+    """The segment in shared memory, or, before the first publish, the model's folder. With device segments the name
+    from which that of their index's file is made; not used with a stream."""
     devices: tuple[DeviceSegment, ...] = ()
     stream: WeightStream | None = None
 

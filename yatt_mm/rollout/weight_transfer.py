@@ -24,7 +24,7 @@ from models.weights.checkpoint_files import CheckpointFiles
 from yatt_mm.protocol.published import WeightStream, segment_on
 from yatt_mm.weights.buckets import receive
 from yatt_mm.weights.cuda_ipc import gpu_uuid, open_shared
-from yatt_mm.weights.segment import MappedSegment, views
+from yatt_mm.weights.segment import MappedSegment, index_file, views
 
 
 @dataclass
@@ -41,7 +41,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     path: str
     """A segment file (`yatt_mm.weights.segment`) or a model folder, which the processes of this host can read."""
     devices: list[dict[str, Any]]
-    """The fields of `DeviceSegment`s. If there are any, the segment of this GPU is read instead of `path`."""
+    """The fields of `DeviceSegment`s. If there are any, that of this GPU is read, with the index beside `path`."""
     stream: dict[str, Any] | None
     """The fields of a `WeightStream`. If it is given, the stream is received instead of everything else."""
 
@@ -76,7 +76,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             model.load_weights(receive(WeightStream(**update_info.stream), self.device, name))
         elif update_info.devices:
             found = segment_on(gpu_uuid(self.device), update_info.devices)
-            model.load_weights(views(open_shared(found["handle"], self.device), found["index"]))
+            model.load_weights(
+                views(open_shared(found["handle"], self.device), index_file(update_info.path).read_bytes())
+            )
         elif Path(update_info.path).is_dir():
             files = CheckpointFiles(Path(update_info.path))
             model.load_weights((name, files.read(name)) for name in files.names)

@@ -25,6 +25,7 @@ from yatt_mm.control.actor import ControllerActor
 from yatt_mm.hosts.run_hosts import RunHosts
 from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.placement.coordinator import Coordinator
+from yatt_mm.placement.state_changes import StateChanges
 from yatt_mm.protocol.control import RunStart, Team
 from yatt_mm.protocol.placement_model import Role, State, Unit
 from yatt_mm.runtime.actors import create
@@ -119,14 +120,15 @@ class Crew:
     def team(self) -> Team:
         """Return the handles of all of them for the next controllers, with a coordinator of its own."""
         config, site = self._config, self._site
+        deadline_s = config.controllers.deadline_s / 2
+        agents = self.hosts.give_units(site.placement, self.units)
         self.coordinator = self._create_here(Coordinator, "coordinator", concurrency=1000)(
             placement=site.placement,
-            workers=self.units,
+            changes=StateChanges(site.placement, self.units, agents=agents, deadline_s=deadline_s),
             states=self._states,
             requests_per_engine=config.requests_per_engine(),
             num_controllers=config.controllers.num,
             division=config.division(),
-            deadline_s=config.controllers.deadline_s / 2,
         )
         return Team(
             rendezvous=self.rendezvous,

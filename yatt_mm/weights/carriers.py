@@ -52,11 +52,11 @@ def make_publisher(
 ) -> Publisher:
     """Return the publisher that uses this carrier. Collective over all training ranks.
 
-    `path`: the file for a segment in shared memory, or for nccl the beginning of the names of files in which the ranks
-    and the engines meet. `receivers`: the engines' processes, for nccl.
+    `path`: the file for a segment in shared memory; for nccl and cuda_ipc the beginning of the names of files in which
+    the ranks and the engines meet, and of that with the index. `receivers`: the engines' processes, for nccl.
     """
     if carrier == "cuda_ipc":
-        return DevicePublisher(weights, device)
+        return DevicePublisher(weights, device, path)
     if carrier == "nccl":
         return StreamPublisher(weights, device, path, receivers)
     return SegmentPublisher(weights, path)

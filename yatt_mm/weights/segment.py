@@ -204,6 +204,11 @@ def read_segment(path: str | Path, version: int | None = None) -> Iterator[tuple
     segment.check_unchanged()
 
 
+def index_file(path: str | Path) -> Path:
+    """Return the file with the index of a model that is published under `path` and is not in a file itself."""
+    return Path(f"{path}.index")
+
+
 def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, view) of every tensor of an index, in `flat`, the bytes of a whole segment.
 

@@ -26,6 +26,7 @@ from yatt_mm.generation.phase_calls import open_calls
 from yatt_mm.generation.phase_context import PhaseContext
 from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.placement.coordinator_client import CoordinatorClient
+from yatt_mm.placement.state_changes import StateChanges
 from yatt_mm.protocol.control import Prompt, Slot, Team
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 from yatt_mm.protocol.placement_model import Phase, Role, State, Unit
@@ -218,12 +219,11 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
     states: dict[Unit, State] = dict.fromkeys(placement.units, State.ASLEEP)
     coordinator = Coordinator(
         placement=placement,
-        workers=handles,
+        changes=StateChanges(placement, handles, agents=(), deadline_s=DEADLINE_S),
         states=states,
         requests_per_engine=config.requests_per_engine(),
         num_controllers=1,
         division=config.division(),
-        deadline_s=DEADLINE_S,
     )
     batches = StepBatches(config.sampling_rule(), order_of(1000, seed=0))
     rendezvous = Rendezvous(num_controllers=1, deadline_s=DEADLINE_S, batches=batches)

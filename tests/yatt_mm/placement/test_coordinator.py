@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from yatt_mm.common.held_memory import StateReport
 from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.placement.policy import Bounds, Split
 from yatt_mm.placement.rebalancer import CellDivision, Rebalancer
+from yatt_mm.placement.state_changes import StateChange, StateChanges
 from yatt_mm.protocol.placement_model import (
     MEMORY,
     Engines,
@@ -66,15 +67,16 @@ def make(
     late: str = "",
     division: CellDivision | None = None,
     num_controllers: int = 2,
+    agents: Sequence[Any] = (),
 ) -> Coordinator:
+    workers = {unit: Worker(log, unit, late=str(unit) == late) for unit in placement.units}
     return Coordinator(
         placement=placement,
-        workers={unit: Worker(log, unit, late=str(unit) == late) for unit in placement.units},
+        changes=StateChanges(placement, workers, agents=agents, deadline_s=0.5 if late else 30.0),
         states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in placement.units},
         requests_per_engine={"rollout": 2, "judge": 2},
         num_controllers=num_controllers,
         division=division,
-        deadline_s=0.5 if late else 30.0,
     )
 
 
@@ -91,6 +93,43 @@ def test_roles_that_give_memory_up_go_first() -> None:
 
     log = asyncio.run(run())
     assert [state for _, state in log] == [State.ASLEEP, State.ASLEEP, State.AWAKE, State.AWAKE]
+
+
+class Agent:
+    """A fake agent of a host that records what it is asked."""
+
+    def __init__(self, host: int, log: list[tuple[int, list[str], State]]) -> None:
+        async def set_state(names: list[str], state: State, deadline_s: float) -> list[StateChange]:
+            log.append((host, names, state))
+            return [
+                StateChange(report=StateReport(held_bytes=1, moved=f"{name} on {host}"), seconds=1.0) for name in names
+            ]
+
+        self.set_state = Method(set_state)
+
+
+def test_the_units_of_a_host_are_told_by_one_call_to_its_agent() -> None:
+    async def run() -> list[tuple[int, list[str], State]]:
+        log: list[tuple[int, list[str], State]] = []
+        coordinator = make(replace(FULL, devices_per_host=1), [], agents=[Agent(host, log) for host in (0, 1)])
+        await coordinator.enter(Phase.ROLLOUT, 1, True)
+        log.clear()
+        entered = await coordinator.enter(Phase.TRAIN, 1, True)
+        assert entered.awake == {"rollout": (), "judge": ()}
+        assert sorted(entered.moved) == [
+            "engine 0 on 0",
+            "engine 1 on 1",
+            "training rank 0 on 0",
+            "training rank 1 on 1",
+        ]
+        entered = await coordinator.enter(Phase.PUBLISH, 1, True)
+        return log
+
+    states = {State.ASLEEP: "engine", State.AWAKE: "training rank"}
+    assert asyncio.run(run()) == [
+        *((host, [f"{name} {host}"], state) for state, name in states.items() for host in (0, 1)),
+        *((host, [f"{name} {host}"], State.WEIGHTS_ONLY) for name in ("training rank", "engine") for host in (0, 1)),
+    ]
 
 
 def test_a_worker_that_does_not_change_is_named_in_time() -> None:

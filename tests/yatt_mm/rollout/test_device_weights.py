@@ -28,7 +28,7 @@ HANDLE = (b"\x00cuda\xff", 2**40, 512, b"\x80counter", 7, b"event\x00", True)
 """A handle with values of the sizes that CUDA gives; a rank's number is added to its second value."""
 
 
-def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
+def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel, path: Path) -> dict[str, Any]:
     """Publish once with a value that is refused, and then again. Return what an engine next to each rank then reads."""
     engine = jobs.build_engine(model_dir, parallel)
     shared: list[torch.Tensor] = []
@@ -37,7 +37,7 @@ def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
         shared.append(flat)
         return f"gpu {rank}", handle_of(rank)
 
-    publisher = DevicePublisher(engine.weights, CPU)
+    publisher = DevicePublisher(engine.weights, CPU, path)
     first = next(engine._model.parameters()).data.view(-1)
     kept = first[0].clone()
     with pytest.MonkeyPatch.context() as patch:
@@ -73,8 +73,10 @@ def test_every_rank_publishes_the_whole_model_and_an_engine_loads_what_is_on_its
 
     folder = build_folder(tmp_path)
     original = load_file(folder / "model.safetensors")
-    results = ranks.run(2, publish_on_devices, folder, Parallel(tp=2))
-    published = Published.of(2, "", [result["segment"] for result in results])
+    path = tmp_path / "weights" / "policy"
+    results = ranks.run(2, publish_on_devices, folder, Parallel(tp=2), path)
+    assert [file.name for file in path.parent.iterdir()] == ["policy.index"]
+    published = Published.of(2, str(path), [result["segment"] for result in results])
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(published.update_info()))  # as to vLLM's processes
     memory = {handle_of(rank): torch.from_numpy(result["flat"]) for rank, result in enumerate(results)}
     monkeypatch.setattr(weight_transfer, "open_shared", lambda handle, device: memory.pop(tuple(handle)))
@@ -89,7 +91,7 @@ def test_every_rank_publishes_the_whole_model_and_an_engine_loads_what_is_on_its
 
 
 def test_an_engine_on_a_gpu_without_a_rank_says_what_to_set() -> None:
-    segments = tuple(DeviceSegment(gpu=f"gpu {i}", index=b"", handle=HANDLE) for i in range(3))
+    segments = tuple(DeviceSegment(gpu=f"gpu {i}", handle=HANDLE) for i in range(3))
     devices = Published(version=1, path="", devices=segments).update_info()["devices"]
     with pytest.raises(ValueError, match=r"on GPU gpu 7, only on gpu 0, gpu 1, gpu 2; .* set weights\.carrier=shm"):
         segment_on("gpu 7", devices)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.hosts import Host, Hosts
-from tests.yatt_mm.runs import ROOT
 from yatt_mm.common.tokens import write_token
 
+ROOT = Path(__file__).parents[2]
 PORT = 6379
 START_S = 60.0
 DEADLINE_S = 500.0
@@ -39,8 +39,8 @@ class Finished:
 class Cluster:
     """Hosts with a raylet on each. The first one is the head, and the place where runs are started."""
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        """`folder`: for files that all hosts see."""
+    def __init__(self, hosts: Hosts, folder: Path, environ: Mapping[str, str] | None = None) -> None:
+        """`folder`: for files that all hosts see. `environ`: more variables for Ray and for runs."""
         self.hosts = hosts
         self._folder = folder
         self._stack = ExitStack()
@@ -52,6 +52,7 @@ class Cluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(write_token(folder / "cluster_token")),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **(environ or {}),
         }
 
     @property
@@ -129,10 +130,12 @@ class Cluster:
 
 
 @contextmanager
-def cluster_of(num: int, folder: Path) -> Iterator[Cluster]:
-    """Make hosts and a Ray cluster over them for a `with` block."""
-    with Hosts(num) as hosts:
-        cluster = Cluster(hosts, folder)
+def cluster_of(
+    num: int, folder: Path, *, environ: Mapping[str, str] | None = None, delay_s: float = 0.0
+) -> Iterator[Cluster]:
+    """Make hosts, and what runs Ray on them, for a `with` block. `environ`: see `Cluster`; `delay_s`: see `Hosts`."""
+    with Hosts(num, delay_s=delay_s) as hosts:
+        cluster = Cluster(hosts, folder, environ)
         try:
             yield cluster
         finally:
