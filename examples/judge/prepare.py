@@ -15,7 +15,7 @@ from examples import preparing
 from examples.digits import prepare as digits
 
 DEFAULT_DIRECTORY = Path(__file__).parent / "data"
-VERSION = 1
+VERSION = 2
 """The version of the files. A model folder with another version is made again."""
 
 

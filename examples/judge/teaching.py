@@ -21,6 +21,7 @@ from transformers import AutoModelForImageTextToText
 from examples.digits.data import DigitSample, Split
 from examples.digits.model import load_processor
 from examples.judge.lessons import Lesson, judging, reading
+from examples.judge.muon import Muon
 
 MIN_ACCURACY = 0.97
 """The minimum held-out accuracy, 0 to 1, of a judge."""
@@ -155,7 +156,7 @@ class _Pupil:
             is_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
             (matrices if is_matrix else rest).append(parameter)
         return (
-            torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices),
             torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0),
         )
 

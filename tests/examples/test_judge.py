@@ -20,6 +20,7 @@ from examples.digits.data import Split, make_split
 from examples.digits.model import TOKENIZER_TEXT, build_model_folder, load_processor
 from examples.digits.prepare import VERSION as DIGITS_VERSION
 from examples.judge import lessons, teaching
+from examples.judge.muon import Muon
 from examples.judge.prepare import VERSION, prepare, read_stamp
 from examples.preparing import STAMP_NAME, WarmedUp
 from yatt_mm.common.conversation import ask
@@ -101,6 +102,22 @@ def test_a_judge_learns_the_scans_it_is_shown(folder: Path, small: Split, monkey
     assert taught.reading_accuracy == 1.0
     assert taught.accuracy >= 0.8
     assert seen == [("reading", step) for step in range(1, 31)] + [("judging", step) for step in range(31, 91)]
+
+
+@pytest.mark.parametrize("shape", [(48, 20), (20, 48)])
+def test_muon_takes_the_steps_of_torch(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
+    optimizers = (
+        Muon([ours], lr=1e-2),
+        torch.optim.Muon([theirs], lr=1e-2, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(3):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert (ours - theirs).norm() < 0.02 * theirs.norm(), "torch computes in bfloat16"
 
 
 def test_a_judge_that_is_wrong_too_often_is_refused_and_its_folder_stays(
