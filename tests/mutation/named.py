@@ -80,8 +80,8 @@ NAMED = (
         after="+ settings.entropy_coef * (weights * entropy).sum()",
     ),
     Named(
-        claim="a run in bfloat16 with videos trains on what was sampled",
-        test=f"{MEDIA}test_a_run_on_images_and_videos_in_bfloat16_trains_on_every_sample_and_leaves_nothing_behind",
+        claim="a run with images and videos trains on what was sampled",
+        test=f"{MEDIA}test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_behind",
         path="yatt_mm/rollout/engine_media.py",
         before="        patches=view,",
         after="        patches=view[::-1],",

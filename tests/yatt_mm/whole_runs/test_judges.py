@@ -1,4 +1,4 @@
-"""Tests a run with a rule and judges of every kind, in turns with the policy on two devices."""
+"""Tests a run in bfloat16 with a rule and judges of every kind, in turns with the policy on two devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
+from safetensors.torch import load_file
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict
@@ -51,6 +53,7 @@ def judged(folder: Path, tiny_dir: Path, gone: ChatServer) -> Iterator[runs.Fini
     """A run whose rounds end without their slowest responses; the next step begins with them."""
     overrides = (
         "train.steps=2",
+        "model.dtype=bfloat16",
         "rollout.num_engines=1",
         "rollout.deterministic=false",
         "rollout.max_groups_per_engine=2",
@@ -121,6 +124,15 @@ def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_p
         assert record["time/genrm_s"] > 0
         assert record["genrm/bytes_moved"] > 0
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]
+
+
+def test_in_bfloat16_the_engine_and_the_trainer_differ_by_what_it_rounds(judged: runs.Finished, folder: Path) -> None:
+    assert judged.left_behind == []
+    for record in runs.metrics(folder, "judged")[1:]:
+        assert 0 < record["rollout/logprob_diff_mean"] < 0.02
+        assert record["train/grad_norm"] > 0
+    exported = load_file(folder / "runs" / "judged" / "hf" / "model.safetensors")
+    assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in exported.values())
 
 
 def test_the_scores_and_the_words_of_every_judge_are_kept(judged: runs.Finished, folder: Path) -> None:
