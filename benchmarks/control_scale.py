@@ -5,7 +5,7 @@
 
 Every device has an engine and a training rank; a host has `--devices-per-host` of them, an agent and a controller. The
 real rows have an actor of Ray for each of these, which replies at once, and the run's own coordinator and rendezvous.
-All are on this machine, so the wall times are those of all processes on its cores. What limits a run is the one process
+What limits a run is the one process
 that does something for all: the columns are its processor seconds. In the rows of fakes these two are in this process,
 and calls cost what one call of Ray costs in the smallest real row. Where a real row has as many devices, both can be
 compared.
@@ -230,7 +230,7 @@ def real_row(num_devices: int, options: argparse.Namespace) -> dict[str, Any]:
         ]
         ray.get([agent.take_units.remote(units) for agent, units in zip(agents, of_hosts)], timeout=DEADLINE_S)
         for _ in range(2):  # connections between processes are made by the first calls
-            before, began, states = ray.get(coordinator.processor_s.remote()), time.monotonic(), []
+            before, states = ray.get(coordinator.processor_s.remote()), []
             for step in range(options.repeats):
                 for phase in STEP:
                     ray.get(coordinator.enter.remote(phase, step, True), timeout=DEADLINE_S)
@@ -238,7 +238,6 @@ def real_row(num_devices: int, options: argparse.Namespace) -> dict[str, Any]:
                 states.append(after - before)
                 before = after
                 ray.get(coordinator.take_report.remote())
-            wall_s = (time.monotonic() - began) / options.repeats
         value = os.urandom(GROUP_BYTES * options.samples * options.devices_per_host // 8)
         for first in (0, options.meetings):
             before = ray.get(rendezvous.processor_s.remote())
@@ -260,9 +259,8 @@ def real_row(num_devices: int, options: argparse.Namespace) -> dict[str, Any]:
         "meetings": meetings,
         "plan": plan_s(num_devices, options),
         "publish": median(publish[1:]),
-        "states, wall": wall_s,
-        "MiB of coordinator": memory[0],
-        "MiB of rendezvous": memory[1],
+        "coordinator MiB": memory[0],
+        "rendezvous MiB": memory[1],
     }
 
 

@@ -25,8 +25,8 @@ if not __package__:  # run by its path
 from benchmarks.common.cluster import cluster_of
 from benchmarks.common.hosts import why_not_allowed
 from benchmarks.common.runs import parser, show
-from yatt_mm.config.run_config import load_config
 
+CONFIG, DATA = "configs/digits_cpu.yaml", Path("examples/digits/data")
 SECONDS = ("step", "rollout", "train", "publish")
 KINDS = ("gradients", "weights", "media", "rollouts", "control")
 
@@ -34,7 +34,6 @@ KINDS = ("gradients", "weights", "media", "rollouts", "control")
 def main() -> None:
     """Run on all networks, measure, and print."""
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--config", default="configs/digits_cpu.yaml")
     arguments.add_argument("--steps", type=int, default=4)
     arguments.add_argument("--mbit", type=int, default=100, help="what a host of the slow network sends per second")
     arguments.add_argument("--delay-ms", type=float, default=10.0, help="the way of the long network")
@@ -47,11 +46,10 @@ def main() -> None:
         f"{options.mbit} Mbit/s": {"mbit_per_s": options.mbit},
         f"{options.delay_ms:g} ms": {"delay_s": options.delay_ms / 1e3},
     }
-    config = load_config(options.config, options.overrides)
     with tempfile.TemporaryDirectory(prefix="yatt-bench-", dir="/var/tmp") as name:  # hosts have a /tmp of their own
         folder = Path(name)
-        shutil.copytree(config.model.path, folder / "model")
-        for shard in Path(config.data.train).parent.glob("*.tar"):
+        shutil.copytree(DATA / "model", folder / "model")
+        for shard in DATA.glob("*.tar"):
             shutil.copy(shard, folder)
         rows = [
             {"network": network, **measure(options, folder / str(number), **settings)}
@@ -78,7 +76,7 @@ def measure(options: Any, folder: Path, *, mbit_per_s: int = 0, delay_s: float =
         for number in (0, 1):
             cluster.hosts[number].limit(mbit_per_s)
             cluster.start_ray(number)
-        done = cluster.run([options.config, *overrides])
+        done = cluster.run([CONFIG, *overrides])
     if done.status:
         sys.exit(f"error: the run ended with {done.status}:\n{done.output}")
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
