@@ -12,7 +12,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -109,11 +109,8 @@ class Host:
 
     def limit(self, mbit_per_s: int) -> None:
         """Let the host send no more than this from now on; 0 takes the limit away."""
-        with suppress(subprocess.CalledProcessError):  # it has none
-            _ip("netns", "exec", self._space, "tc", "qdisc", "del", "dev", DEVICE, "root")
-        if mbit_per_s:
-            rate = ("rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "400ms")
-            _ip("netns", "exec", self._space, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *rate)
+        rate = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "400ms") if mbit_per_s else ("pfifo",)
+        _ip("netns", "exec", self._space, "tc", "qdisc", "replace", "dev", DEVICE, "root", *rate)
 
     def cut(self) -> None:
         """Take the host's network device down."""
