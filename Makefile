@@ -9,6 +9,7 @@
 # make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
 # make faults   more whole runs that are killed and interrupted
 # make hosts    whole runs over several hosts, which are namespaces of this machine; needs root
+# make host-faults  the same, in every phase of which a host, its Ray or its link is lost
 # make mutants  300 small changes of the product, drawn at random, which some test must notice
 # make explore  the tests of properties, on many new random examples
 # make light    what needs no torch, on Python 3.12 and 3.13 where they are installed
@@ -26,7 +27,7 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one k
 
 export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
 
-.PHONY: train judge motion compare algorithms test unit check parity faults hosts mutants explore light data clean
+.PHONY: train judge motion compare algorithms test unit check parity faults hosts host-faults mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -72,10 +73,13 @@ parity: $(STAMP)
 	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/examples tests/benchmarks -m parity $(ARGS)
 
 faults: $(STAMP)
-	$(PYTHON) -m pytest -m faults $(ARGS)
+	$(PYTHON) -m pytest -m "faults and not hosts" $(ARGS)
 
 hosts: $(STAMP)
-	$(PYTHON) -m pytest tests/hosts -m hosts $(ARGS)
+	$(PYTHON) -m pytest tests/hosts -m "not faults" $(ARGS)
+
+host-faults: $(STAMP)
+	$(PYTHON) -m pytest tests/hosts -m faults $(ARGS)
 
 mutants: $(STAMP)
 	$(PYTHON) -m tests.mutation --out mutants.jsonl $(ARGS)

@@ -80,6 +80,7 @@ def test_a_lost_host_ends_the_run_by_name_and_the_run_goes_on_when_it_is_back(
     assert runs.curve(shared_digits.folder, "lost") == runs.curve(shared_digits.folder, "one")
 
 
+@pytest.mark.faults
 def test_a_run_goes_on_with_fewer_hosts_and_takes_one_back_when_it_returns(
     cluster: Cluster, shared_digits: Digits
 ) -> None:
