@@ -39,6 +39,10 @@ class WorkerError(YattError, RuntimeError):
     """A worker process failed or did not reply in time; the message names it and what it was doing."""
 
 
+class UnreachableError(WorkerError):
+    """The connection to a worker broke during a call. The worker may be at work, and may have done what it was told."""
+
+
 class DataError(YattError, ValueError):
     """The data cannot be used for training; the message names the shard, the key and the reason."""
 

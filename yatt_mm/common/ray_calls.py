@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from yatt_mm.common.errors import WorkerError, YattError
+from yatt_mm.common.errors import UnreachableError, WorkerError, YattError
 
 T = TypeVar("T")
 
@@ -127,8 +127,11 @@ def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> Worke
         cause = error.cause
         # errors of this package are whole sentences
         why = str(cause) if isinstance(cause, YattError) else f"{type(cause).__name__}: {cause}"
-        return WorkerError(f"{name} failed at {what}: {why}")
+        kind = UnreachableError if isinstance(cause, UnreachableError) else WorkerError
+        return kind(f"{name} failed at {what}: {why}")
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
     lines = words.strip().splitlines()
     why = lines[-1] if "in its creation task" in lines[0] else lines[0]  # the last line of a traceback says more
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return UnreachableError(f"{name} could not be reached during {what}: {why.strip()}")
     return WorkerError(f"{name} was lost during {what}: {why.strip()}")

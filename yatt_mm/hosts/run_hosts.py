@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from dataplane.core.errors import NodeUnavailableError
-from yatt_mm.common.errors import RunLost, WorkerError
+from yatt_mm.common.errors import RunLost, UnreachableError, WorkerError
 from yatt_mm.common.host_progress import HostProgress
 from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.common.ray_calls import fetch, wait_all
@@ -24,6 +24,8 @@ from yatt_mm.protocol.placement_model import Placement, Unit
 
 NEWS_S = 1.0
 """The seconds between two questions for news of another host."""
+AGAIN_S = 0.5
+"""The seconds after which a host is asked again, if the connection to it broke."""
 REPLY_S = 60.0
 """The seconds in which the agent of a host must take over the units there."""
 SIGNAL_S = 5.0
@@ -141,22 +143,29 @@ class RunHosts:
 
     def require(self, *, deadline_s: float) -> None:
         """Return if all hosts reply in time. Raises as `check`."""
-        calls = {host.agent.news.remote(): host for host in self.others}
-        done, late = ray.wait(list(calls), num_returns=len(calls), timeout=deadline_s) if calls else ([], [])
-        for call in done:
-            self._take(calls[call], call)
-        if late:
-            raise RunLost(f"host {calls[late[0]].node} is lost: its agent did not reply in {deadline_s:g} s")
+        end_s, silent = time.monotonic() + deadline_s, self.others
+        while silent:
+            calls = {host.agent.news.remote(): host for host in silent}
+            left_s = max(0.0, end_s - time.monotonic())
+            done, late = ray.wait(list(calls), num_returns=len(calls), timeout=left_s)
+            silent = [calls[call] for call in late] + [calls[one] for one in done if not self._take(calls[one], one)]
+            if silent and time.monotonic() > end_s - AGAIN_S:
+                raise RunLost(f"host {silent[0].node} is lost: its agent did not reply in {deadline_s:g} s")
+            if silent:
+                time.sleep(AGAIN_S)
 
-    def _take(self, host: RunHost, call: Any) -> None:
-        """Take the news of a host."""
+    def _take(self, host: RunHost, call: Any) -> bool:
+        """Take the news of a host. Return False if the connection to it broke."""
         try:
             news: NodeNews = fetch(call, name="its agent", what="the run")
+        except UnreachableError:
+            return False
         except WorkerError as error:
             raise RunLost(f"host {host.node} is lost: {error}") from error
         self._news[host.node.id] = news
         if news.failure:
             raise NodeUnavailableError(f"host {host.node}: {news.failure}")
+        return True
 
     def done_by(self, name: str) -> Done | None:
         """Return what a part of the run has done, on whichever host it is; None if it has not begun."""

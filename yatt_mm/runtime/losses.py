@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.errors import UnreachableError, WorkerError
 from yatt_mm.common.progress import Done
 from yatt_mm.common.ray_calls import fetch
 from yatt_mm.protocol.placement_model import Role, Unit
@@ -47,6 +47,11 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
             unit, step = calls[call], None
             try:
                 step = fetch(call, name=str(unit), what="ending what it was doing")
+            except UnreachableError:  # it may be at work
+                again = units[unit].settle.remote()
+                calls[again] = unit
+                waiting.append(again)
+                continue
             except WorkerError as error:
                 lost[unit] = str(error)
             if unit.role is Role.TRAIN:

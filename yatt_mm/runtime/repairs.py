@@ -14,7 +14,14 @@ from typing import Any
 
 from yatt_mm.batching.rendezvous import Progress
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.errors import CheckpointError, PhaseAbortedError, RunLost, WorkerError, YattError
+from yatt_mm.common.errors import (
+    CheckpointError,
+    PhaseAbortedError,
+    RunLost,
+    UnreachableError,
+    WorkerError,
+    YattError,
+)
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import RunStart
@@ -29,6 +36,8 @@ ENDING_S = 5.0
 """The seconds that controllers have to end themselves, once one of them has failed."""
 MAX_WHY = 400
 """The number of characters of a reason that are shown and written down."""
+HOSTS_REPLY_S = 30.0
+"""The seconds in which every other host must reply: its link may have been down for a moment."""
 REPLY_S = 10.0
 """The seconds in which an actor that has nothing to do must reply."""
 
@@ -67,7 +76,7 @@ class Repairs:
         if not isinstance(error, ABOUT_PARTS):
             raise error
         began = time.monotonic()
-        self._crew.hosts.require(deadline_s=REPLY_S)
+        self._crew.hosts.require(deadline_s=HOSTS_REPLY_S)
         where = self._progress(error)
         self._crew.rendezvous.abort.remote(0, str(error))
         died = {*died_controllers(runs, within_s=ENDING_S), *where.late}
@@ -121,6 +130,8 @@ class Repairs:
         if not who and settled.silent:
             hangs = min(settled.silent, key=self._num_done)  # the others may wait for it
             who[str(hangs)] = str(hangs.role)
+        if not who and isinstance(error, UnreachableError):
+            who["a connection"] = "network"
         return _Fault(who=tuple(who), role=next(iter(who.values()), ""), why=textwrap.shorten(str(error), MAX_WHY))
 
     def _num_done(self, unit: Unit) -> int:
