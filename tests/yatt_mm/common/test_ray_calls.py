@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from yatt_mm.common import ray_calls
-from yatt_mm.common.errors import RewardError, WorkerError, YattError
+from yatt_mm.common.errors import RewardError, UnreachableError, WorkerError, YattError
 from yatt_mm.common.ray_calls import own_words, reply_of, wait_all
 
 
@@ -43,6 +43,26 @@ def test_an_error_of_this_package_is_told_without_who_passed_it_on(
 
     with pytest.raises(wanted, match=words), own_words():
         asyncio.run(reply_of(call(), name="controller 0", what="the run"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_unreachable"),
+    [
+        (ray.exceptions.ActorUnavailableError("connection reset", b"0" * 16), True),
+        (ray.exceptions.RayTaskError("enter", "", UnreachableError("the link is down")).as_instanceof_cause(), True),
+        (ray.exceptions.ActorDiedError(), False),
+        (ray.exceptions.RayTaskError("enter", "", WorkerError("it was lost")).as_instanceof_cause(), False),
+    ],
+)
+def test_a_worker_that_could_not_be_reached_is_told_apart_from_a_lost_one(
+    raised: Exception, is_unreachable: bool
+) -> None:
+    async def call() -> None:
+        raise raised
+
+    with pytest.raises(WorkerError, match=r"^the coordinator ") as found:
+        asyncio.run(reply_of(call(), name="the coordinator", what="enter"))
+    assert isinstance(found.value, UnreachableError) == is_unreachable
 
 
 class Calls:
