@@ -100,6 +100,7 @@ class Cluster:
         num_hosts: int = 2,
         meanwhile: Callable[[], None] = lambda: None,
         num_seen: int | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> Finished:
         """Run `python -m yatt_mm.train` on the first host, over this number of hosts, to its end. `meanwhile` is called
         in a thread at the start. `num_seen`: the hosts that are looked at afterwards; all by default."""
@@ -117,11 +118,11 @@ class Cluster:
         thread = threading.Thread(target=meanwhile)
         thread.start()
         try:
-            output, _ = process.communicate(timeout=DEADLINE_S)
+            output, _ = process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
-            raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
+            raise AssertionError(f"the run did not end in {deadline_s:g} s:\n{output}") from None
         thread.join(DEADLINE_S)
         deadline = time.monotonic() + END_S
         while (left := _left(hosts, before)) and time.monotonic() < deadline:
