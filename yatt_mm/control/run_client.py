@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.errors import NodeUnavailableError
 from dataplane.core.refs import Ref
+
+MOST_AT_ONCE = 16
+"""The most nodes that are asked at the same time."""
 
 
 class RunClient(Client):
@@ -33,7 +37,8 @@ class RunClient(Client):
 
     def total(self, names: Sequence[str]) -> dict[str, Any]:
         """Return these counters of `stat`, added up over all nodes."""
-        stats = [self.stat(), *(client.stat() for client in self._others.values())]
+        with ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
+            stats = [self.stat(), *pool.map(Client.stat, self._others.values())]
         return {name: sum(stat[name] for stat in stats) for name in names}
 
     def close(self) -> None:
