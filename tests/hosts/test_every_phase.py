@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.cluster import Cluster
+from tests.tables import show_table
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits
 
@@ -40,13 +41,12 @@ def undisturbed(shared_digits: Digits) -> runs.Finished:
 def table(request: pytest.FixtureRequest) -> Iterator[None]:
     """Show the seconds of all faults at the end."""
     yield
-    writer = request.config.get_terminal_writer()
     names = [phase for _, phase in PHASES]
-    writer.line("\nseconds from a fault to the end of its step:")
-    writer.line(f"| what happens to the other host | {' | '.join(names)} |")
-    writer.line(f"|---|{'---|' * len(names)}")
-    for fault, found in seconds.items():
-        writer.line(f"| {fault} | {' | '.join(f'{found[phase]:.0f}' if phase in found else '' for phase in names)} |")
+    rows = {
+        fault: [f"{found[phase]:.0f}" if phase in found else "" for phase in names] for fault, found in seconds.items()
+    }
+    columns = ["what happens to the other host", *names]
+    show_table(request.config, "seconds from a fault to the end of its step", columns, rows)
 
 
 def cut_shortly(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import show_table
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.conftest import Digits
@@ -67,13 +68,11 @@ def undisturbed(digits: Digits) -> runs.Finished:
 def table(request: pytest.FixtureRequest) -> Iterator[None]:
     """Show the seconds of all repairs at the end."""
     yield
-    writer = request.config.get_terminal_writer()
     phases = [phase for _, phase in PHASES]
-    writer.line("\nseconds of a repair:")
-    writer.line(f"| what dies | {' | '.join(phases)} |")
-    writer.line(f"|---|{'---|' * len(phases)}")
-    for role, found in seconds.items():
-        writer.line(f"| {role} | {' | '.join(f'{found[phase]:.1f}' if phase in found else '' for phase in phases)} |")
+    rows = {
+        role: [f"{found[phase]:.1f}" if phase in found else "" for phase in phases] for role, found in seconds.items()
+    }
+    show_table(request.config, "seconds of a repair", ["what dies", *phases], rows)
 
 
 # a node that dies six times in a minute is given up, so it has a run for each half of the phases
