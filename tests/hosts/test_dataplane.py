@@ -62,7 +62,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_nodes_alone_fetch_an_object_once_and_refuse_strangers(folder: Path) -> None:
+def test_nodes_alone_fetch_an_object_once_and_refuse_clients_without_a_token(folder: Path) -> None:
     with Hosts(2) as hosts, ExitStack() as stack:
         here, there = hosts[0], hosts[1]
         (folder / "nodes").mkdir(mode=0o700)
@@ -81,9 +81,9 @@ def test_nodes_alone_fetch_an_object_once_and_refuse_strangers(folder: Path) -> 
             dataplane(there, "get", ref, "--output", str(folder / copy), *flags["b"])
             assert (folder / copy).read_bytes() == (folder / "file").read_bytes()
         assert NBYTES < here.counters().sent - before < 1.05 * NBYTES, "the object crossed once"
-        stranger = [*flags["b"], "--token-file", str(write_token(folder / "another_token"))]
+        wrong = [*flags["b"], "--token-file", str(write_token(folder / "another_token"))]
         with pytest.raises(subprocess.CalledProcessError):
-            dataplane(there, "stat", *stranger)
+            dataplane(there, "stat", *wrong)
         with pytest.raises(subprocess.CalledProcessError):
             dataplane(there, "stat", "--uri", f"grpc://{there.address}:{PORT}", "--token-file", str(folder / "token"))
         stack.close()

@@ -132,6 +132,6 @@ def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> Worke
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
     lines = words.strip().splitlines()
     why = lines[-1] if "in its creation task" in lines[0] else lines[0]  # the last line of a traceback says more
-    if isinstance(error, ray.exceptions.ActorUnavailableError):
+    if isinstance(error, ray.exceptions.ActorUnavailableError) and "unavailable: restarting" not in why:
         return UnreachableError(f"{name} could not be reached during {what}: {why.strip()}")
     return WorkerError(f"{name} was lost during {what}: {why.strip()}")

@@ -50,6 +50,7 @@ def test_an_error_of_this_package_is_told_without_who_passed_it_on(
     [
         (ray.exceptions.ActorUnavailableError("connection reset", b"0" * 16), True),
         (ray.exceptions.RayTaskError("enter", "", UnreachableError("the link is down")).as_instanceof_cause(), True),
+        (ray.exceptions.ActorUnavailableError("restarting. The task may be lost.", None), False),
         (ray.exceptions.ActorDiedError(), False),
         (ray.exceptions.RayTaskError("enter", "", WorkerError("it was lost")).as_instanceof_cause(), False),
     ],
