@@ -113,8 +113,9 @@ def test_ranks_whose_weights_differ_or_that_were_broken_off_do_not(steps: tuple[
 def test_a_rank_that_died_is_lost_and_nothing_waits_for_those_that_wait_for_it() -> None:
     dead = member(3)
     os.kill(ray.get(dead.pid.remote()), signal.SIGKILL)
+    units = ranks(dead, member(3, sleeps_s=30))  # which takes long on a busy machine
     began_s = time.monotonic()
-    settled = settle(ranks(dead, member(3, sleeps_s=30)), nothing, deadline_s=20)
+    settled = settle(units, nothing, deadline_s=20)
     assert time.monotonic() - began_s < 10 and settled.ranks_at is None
     (lost,) = settled.lost
     assert str(lost) == "training rank 0" and "was lost" in settled.lost[lost]
@@ -136,8 +137,9 @@ def test_ranks_are_waited_for_as_long_as_one_of_them_finishes_something(monkeypa
 
 def test_a_rank_that_waits_for_one_that_has_replied_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "OTHERS_S", 0.5)
+    units = ranks(member(2), member(2, sleeps_s=30))
     began_s = time.monotonic()
-    settled = settle(ranks(member(2), member(2, sleeps_s=30)), nothing, deadline_s=20)
+    settled = settle(units, nothing, deadline_s=20)
     assert time.monotonic() - began_s < 10
     assert settled.ranks_at is None and [str(unit) for unit in settled.silent] == ["training rank 1"]
 
