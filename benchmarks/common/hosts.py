@@ -81,18 +81,25 @@ class Host:
         self._first = int(children[0])
         """The number of the host's first process, with which all of its processes end."""
 
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Return the words that run a command on this host, in the working directory of the caller."""
+    def command(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
+        """Return the words that run a command on this host, in the working directory of the caller or another one."""
         spaces = ("--net", "--mount", "--uts", "--pid")
-        return ["nsenter", f"--target={self._first}", *spaces, f"--wd={Path.cwd()}", *command]
+        return ["nsenter", f"--target={self._first}", *spaces, f"--wd={cwd or Path.cwd()}", *command]
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return an environment in which processes know this host from others."""
         return {**(os.environ if environ is None else environ), HOST_ID_VARIABLE: self.name, "TMPDIR": "/tmp"}
 
-    def start(self, command: Sequence[str], *, environ: Mapping[str, str] | None = None, **options: Any) -> Any:
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        **options: Any,
+    ) -> Any:
         """Start a process on this host, and return its handle."""
-        return subprocess.Popen(self.command(command), env=self.environ(environ), **options)
+        return subprocess.Popen(self.command(command, cwd), env=self.environ(environ), **options)
 
     def run(self, command: Sequence[str], **options: Any) -> str:
         """Run a command on this host, and return what it prints. Raises CalledProcessError."""
