@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -36,10 +35,9 @@ if not __package__:  # run by its path
 
 import psutil
 import ray
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import plan_scale
+from benchmarks.common.runs import show
 from yatt_mm.batching.meeting import MeetingKey
 from yatt_mm.batching.packed import Packed
 from yatt_mm.batching.rendezvous import Rendezvous
@@ -47,7 +45,7 @@ from yatt_mm.common.held_memory import StateReport
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.hosts.agent import HostAgent
 from yatt_mm.placement.coordinator import Coordinator
-from yatt_mm.placement.state_changes import StateChange, StateChanges
+from yatt_mm.placement.state_changes import StateChange, StateChanges, by_host
 from yatt_mm.protocol.placement_model import Engines, Phase, Placement, Role, State, Unit, full_colocation
 from yatt_mm.runtime.cluster import ray_session
 
@@ -119,6 +117,11 @@ def key_of(sequence: int) -> MeetingKey:
     return MeetingKey(step=1, phase="rollout", restart_count=0, sequence=sequence)
 
 
+def groups_of(options: argparse.Namespace) -> bytes:
+    """Return as many bytes as a controller brings before the plan."""
+    return os.urandom(GROUP_BYTES * options.samples * options.devices_per_host // 8)
+
+
 def placement_of(num_devices: int, devices_per_host: int) -> Placement:
     """Return a placement with an engine and a rank on each device."""
     placement = full_colocation(num_devices=num_devices, rollout=Engines(num=num_devices), judges={})
@@ -188,7 +191,7 @@ def fake_meetings(num_devices: int, options: argparse.Namespace, call_s: float) 
     """Return the processor seconds of the rendezvous for some meetings, in this process."""
     num = num_devices // options.devices_per_host
     rendezvous = Rendezvous(num_controllers=num, deadline_s=DEADLINE_S, batches=None)
-    value = Packed.of(os.urandom(GROUP_BYTES * options.samples * options.devices_per_host // 8))
+    value = Packed.of(groups_of(options))
     entry = Spinning(lambda: None, call_s)
 
     async def come(controller: int) -> None:
@@ -224,10 +227,7 @@ def real_row(num_devices: int, options: argparse.Namespace) -> dict[str, Any]:
         )
         changes = StateChanges(placement, {}, agents=agents, deadline_s=DEADLINE_S)
         coordinator = actor(MeteredCoordinator, 1000, **coordinator_options(placement, changes, num_hosts))
-        of_hosts = [
-            {str(unit): worker for unit, worker in workers.items() if placement.host_of(unit) == host}
-            for host in range(num_hosts)
-        ]
+        of_hosts = by_host(placement, workers)
         ray.get([agent.take_units.remote(units) for agent, units in zip(agents, of_hosts)], timeout=DEADLINE_S)
         for _ in range(2):  # connections between processes are made by the first calls
             before, states = ray.get(coordinator.processor_s.remote()), []
@@ -238,7 +238,7 @@ def real_row(num_devices: int, options: argparse.Namespace) -> dict[str, Any]:
                 states.append(after - before)
                 before = after
                 ray.get(coordinator.take_report.remote())
-        value = os.urandom(GROUP_BYTES * options.samples * options.devices_per_host // 8)
+        value = groups_of(options)
         for first in (0, options.meetings):
             before = ray.get(rendezvous.processor_s.remote())
             coming = [
@@ -308,16 +308,8 @@ def main() -> None:
     rows = [real_row(num, options) for num in options.real]
     costs = costs_of(rows[0], options)
     rows += [fake_row(num, options, costs) for num in options.fakes]
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     of_calls = ", ".join(f"{name} {1e3 * cost:.2g} ms" for name, cost in costs.items())
-    table = Table(*rows[0], title=f"processor seconds per step; one call: {of_calls}; load average {load}")
-    for row in rows:
-        table.add_row(
-            *(f"{row[name]:.3g}" if isinstance(row.get(name), float) else str(row.get(name, "")) for name in rows[0])
-        )
-    Console(stderr=options.json).print(table)
-    if options.json:
-        print(json.dumps({"rows": rows, "costs": costs}))
+    show(f"processor seconds per step; one call: {of_calls}", rows, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for matrix in group["params"]:
                 state: dict[str, Any] = self.state[matrix]
-                mean = state.setdefault("mean", torch.zeros_like(matrix))
+                if not state:
+                    state["mean"] = torch.zeros_like(matrix)
+                mean = state["mean"]
                 mean.lerp_(matrix.grad, 1 - MOMENTUM)
                 size = 0.2 * math.sqrt(max(matrix.shape))
                 matrix.add_(orthogonalised(matrix.grad.lerp(mean, MOMENTUM)), alpha=-group["lr"] * size)

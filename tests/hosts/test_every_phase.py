@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.common.cluster import Cluster
-from tests.tables import show_table
+from tests.dataplane.shards import wait_until
+from tests.tables import show_seconds
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits
 
@@ -41,12 +42,8 @@ def undisturbed(shared_digits: Digits) -> runs.Finished:
 def table(request: pytest.FixtureRequest) -> Iterator[None]:
     """Show the seconds of all faults at the end."""
     yield
-    names = [phase for _, phase in PHASES]
-    rows = {
-        fault: [f"{found[phase]:.0f}" if phase in found else "" for phase in names] for fault, found in seconds.items()
-    }
-    columns = ["what happens to the other host", *names]
-    show_table(request.config, "seconds from a fault to the end of its step", columns, rows)
+    columns = ["what happens to the other host", *(phase for _, phase in PHASES)]
+    show_seconds(request.config, "seconds from a fault to the end of its step", columns, seconds, num_digits=0)
 
 
 def cut_shortly(cluster: Cluster) -> None:
@@ -77,10 +74,7 @@ def kill_host(cluster: Cluster) -> None:
 
 def _start_ray_again(cluster: Cluster) -> None:
     """Start Ray on the other host, once the one before has ended there."""
-    end = time.monotonic() + LONG_S
-    while any("raylet/raylet" in line for line in cluster.hosts[1].processes()):
-        assert time.monotonic() < end, cluster.hosts[1].processes()
-        time.sleep(0.2)
+    wait_until(lambda: not any("raylet/raylet" in line for line in cluster.hosts[1].processes()), LONG_S)
     cluster.start_ray(1)
 
 
@@ -102,7 +96,7 @@ def test_a_run_goes_on_after(
 
     def meanwhile() -> None:
         for step, phase in PHASES:
-            wait_for(lambda wanted=f"{step} {phase} ": wanted in phases.read_text())
+            wait_until(lambda wanted=f"{step} {phase} ": wanted in phases.read_text(), runs.DEADLINE_S)
             began = time.monotonic()
             begin(cluster)
             cluster.wait_for_step(shared_digits.run(name), step)
@@ -113,11 +107,3 @@ def test_a_run_goes_on_after(
     assert not [left for left in finished.left_behind if "/ray" not in left], "but for the host's other Ray"
     assert seconds[fault].keys() == {phase for _, phase in PHASES}, finished.output
     assert runs.curve(shared_digits.folder, name) == runs.curve(shared_digits.folder, "undisturbed")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until this is so."""
-    end = time.monotonic() + runs.DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "the run does not come to the phase"
-        time.sleep(0.01)

@@ -20,6 +20,7 @@ from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.hosts.devices import Devices, RayNode
 from yatt_mm.hosts.orders import NodeNews
+from yatt_mm.placement.state_changes import by_host
 from yatt_mm.protocol.placement_model import Placement, Unit
 
 NEWS_S = 1.0
@@ -81,13 +82,13 @@ class RunHosts:
         Raises:
             WorkerError: an agent did not reply in time.
         """
-        agents = [host.agent for host in self.with_devices if host.agent is not None]
-        calls = []
-        for number, agent in enumerate(agents):
-            of_host = {str(unit): worker for unit, worker in workers.items() if placement.host_of(unit) == number}
-            calls.append((f"the agent of host {self.with_devices[number].node}", agent.take_units.remote(of_host)))
+        with_agents = [host for host in self.with_devices if host.agent is not None]
+        calls = [
+            (f"the agent of host {host.node}", host.agent.take_units.remote(units))
+            for host, units in zip(with_agents, by_host(placement, workers))
+        ]
         wait_all(calls, what="taking its units", deadline_s=REPLY_S)
-        return agents
+        return [host.agent for host in with_agents]
 
     @property
     def every(self) -> list[RunHost]:

@@ -61,6 +61,14 @@ class StateChanges:
         return [StateChange(report=report, seconds=time.monotonic() - began_s)]
 
 
+def by_host(placement: Placement, workers: Mapping[Unit, Any]) -> list[dict[str, Any]]:
+    """Return [host] the actors of its units, by the names of the units."""
+    hosts: list[dict[str, Any]] = [{} for _ in range(placement.num_hosts)]
+    for unit, worker in workers.items():
+        hosts[placement.host_of(unit)][str(unit)] = worker
+    return hosts
+
+
 def change_on_host(workers: Mapping[str, Any], state: State, *, deadline_s: float) -> list[StateChange]:
     """Change the state of units of one host, and return what each of them says. `workers`: by the names of the units.
 

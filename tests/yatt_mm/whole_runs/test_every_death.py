@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import show_table
+from tests.tables import show_seconds
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.conftest import Digits
@@ -68,11 +68,8 @@ def undisturbed(digits: Digits) -> runs.Finished:
 def table(request: pytest.FixtureRequest) -> Iterator[None]:
     """Show the seconds of all repairs at the end."""
     yield
-    phases = [phase for _, phase in PHASES]
-    rows = {
-        role: [f"{found[phase]:.1f}" if phase in found else "" for phase in phases] for role, found in seconds.items()
-    }
-    show_table(request.config, "seconds of a repair", ["what dies", *phases], rows)
+    columns = ["what dies", *(phase for _, phase in PHASES)]
+    show_seconds(request.config, "seconds of a repair", columns, seconds, num_digits=1)
 
 
 # a node that dies six times in a minute is given up, so it has a run for each half of the phases
