@@ -56,6 +56,7 @@ def test_another_process_maps_the_published_weights(world: None, tmp_path: Path)
 
 def test_nvml_reports_what_all_processes_hold_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     uuid = f"GPU-{gpu_uuid(torch.device('cuda', 0))}"
+    torch.empty(1, device="cuda")  # makes CUDA's context, which takes half a gigabyte
     for name in (os.environ.get("CUDA_VISIBLE_DEVICES", "0"), uuid):
         monkeypatch.setenv(GPUS_VARIABLE, name)
         before = held_bytes()

@@ -17,7 +17,8 @@ def start(
     """Start the actors of these units.
 
     `store`: where the training ranks meet. `in_turns`: True starts one pool after another, as on GPUs, where an engine
-    takes its device's memory before it sleeps. `deadline_s`: the longest time until the next one is ready.
+    takes its device's memory before it sleeps; training ranks load their modules meanwhile. `deadline_s`: the longest
+    time until the next one is ready.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
@@ -27,6 +28,10 @@ def start(
         pools.setdefault(unit.pool, []).append(unit)
     turns = list(pools.values())
     ready = _tell_when_ready([[str(unit) for unit in turn] for turn in turns], tell)
+    if in_turns:
+        for unit in units:
+            if unit.role is Role.TRAIN:
+                units[unit].load_modules.remote()
     for turn in turns if in_turns else [list(chain.from_iterable(turns))]:
         calls = [(str(unit), _start(unit, units[unit], store)) for unit in turn]
         wait_all(calls, what="its start", deadline_s=deadline_s, on_done=ready)

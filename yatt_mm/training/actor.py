@@ -38,11 +38,16 @@ class TrainActor:
         self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         return f"tcp://{address}:{self._store.port}"
 
-    def start(self, store: str) -> None:
-        """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
+    def load_modules(self) -> None:
+        """Load what `start` needs and takes no memory of a device, so that a rank can do it before its turn."""
         pin_to_cores(self._spec.cores)
         with large_imports():
-            from yatt_mm.training.worker import TrainWorker
+            import yatt_mm.training.worker  # noqa: F401
+
+    def start(self, store: str) -> None:
+        """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
+        self.load_modules()
+        from yatt_mm.training.worker import TrainWorker
 
         self._worker = TrainWorker(
             rank=self._rank, spec=self._spec, parallel=self._parallel, dataplane_uri=self._dataplane_uri
