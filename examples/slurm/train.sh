@@ -13,6 +13,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --signal=B:TERM@300
 set -euo pipefail
 
@@ -51,11 +52,11 @@ python -m yatt_mm.train "$@" --resume=auto ray.address="$first:$port" \
   placement.num_devices=$((devices * ${#nodes[@]})) placement.devices_per_host="$devices" &
 run=$!
 trap 'kill -TERM $run' TERM
-wait $run || status=$?
-if [ $status -gt 128 ]; then # the signal ended the wait, not the run
+while :; do
   status=0
   wait $run || status=$?
-fi
+  kill -0 $run 2> /dev/null || break # else a signal ended the wait, not the run
+done
 kill "${steps[@]}" 2> /dev/null || true
 wait
 if [ $status = 75 ]; then # saved and stopped

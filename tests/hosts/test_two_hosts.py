@@ -45,13 +45,19 @@ def test_what_a_host_lacks_is_named_before_anything_heavy_starts(
 ) -> None:
     other = cluster.hosts[1]
     arguments = shared_digits.arguments("lacking", *SHORT)
+    shard = next(iter(sorted(shared_digits.folder.glob("train-*.tar"))))
+    copy = tmp_path / "copy.tar"
+    copy.write_bytes(shard.read_bytes()[:-1] + b"1")
     other.run(["mount", "-t", "tmpfs", "none", str(shared_digits.model)])
+    other.run(["mount", "--bind", str(copy), str(shard)])
     try:
         finished = cluster.run(arguments)
     finally:
         other.run(["umount", str(shared_digits.model)])
+        other.run(["umount", str(shard)])
     assert finished.status == 1 and not finished.left_behind, finished.output
     assert f"host host1 ({other.address}): model.path {shared_digits.model} has no config.json there" in finished.output
+    assert f"data set train: {shard} is not the same as on the launcher's host" in finished.output
     assert "ready after" not in finished.output
 
 
@@ -61,6 +67,7 @@ def test_a_folder_of_results_that_a_host_does_not_see_is_named(cluster: Cluster,
     assert f"host host1 ({cluster.hosts[1].address}): it does not see the folder of run.dir, /tmp/results" in (
         finished.output
     )
+    assert not [left for left in finished.left_behind if left.startswith("host1")]
 
 
 def test_tensor_parallel_ranks_on_two_hosts_are_refused(cluster: Cluster, shared_digits: Digits) -> None:

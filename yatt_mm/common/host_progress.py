@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ class HostProgress:
     """Reads the progress of parts of a run from the files of this host, and asks other hosts for theirs."""
 
     agents: tuple[Any, ...] = ()
-    """The agents of all hosts; none in a run on one host."""
+    """The agents of all hosts, the launcher's first; none in a run on one host."""
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    """[name of a part] the index of its host's agent. A part without one is on the launcher's host."""
     folder: Path | None = None
     """See `progress_path`."""
 
@@ -27,13 +29,19 @@ class HostProgress:
         """Return what these parts have done; None for those that have not begun, and for those of a host that does not
         reply. `names`: those that errors use."""
         found = [progress_of(name, self.folder) for name in names]
-        if not self.agents or None not in found:
+        asked: dict[int, list[int]] = {}
+        if self.agents:
+            for at, (name, done) in enumerate(zip(names, found)):
+                if done is None:
+                    asked.setdefault(self.hosts.get(name, 0), []).append(at)
+        if not asked:
             return found
         import ray  # a run on one host needs it nowhere here, nor do the tests of what hands this on
 
-        calls = [agent.done.remote(list(names)) for agent in self.agents]
-        replied, _ = ray.wait(calls, num_returns=len(calls), timeout=REPLY_S)
+        calls = {self.agents[host].done.remote([names[i] for i in at]): at for host, at in asked.items()}
+        replied, _ = ray.wait(list(calls), num_returns=len(calls), timeout=REPLY_S)
         for call in replied:
             with suppress(ray.exceptions.RayError):  # a host is gone: who waits for it notices
-                found = [own or other for own, other in zip(found, ray.get(call), strict=True)]
+                for i, done in zip(calls[call], ray.get(call), strict=True):
+                    found[i] = done
         return found

@@ -17,10 +17,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.log_file import write_output_to
+from yatt_mm.common.owned_dirs import remove_orphans
 from yatt_mm.common.progress import Done, progress_of
 from yatt_mm.hosts.host_needs import HostNeeds
 from yatt_mm.hosts.host_traffic import HostTraffic
@@ -28,8 +30,9 @@ from yatt_mm.hosts.orders import HostOrder, HostReady, NodeNews
 from yatt_mm.placement.state_changes import StateChange, change_on_host
 from yatt_mm.protocol.placement_model import State
 
-START_S = 120.0
-"""The seconds in which a host's folders and node must be there."""
+START_S = 100.0
+"""The seconds in which a host's folders and node must be there: fewer than `start_hosts.CHECK_S`, so that a host says
+itself what it lacks."""
 END_S = 20.0
 """The seconds in which they must be gone."""
 CONNECT_S = 5.0
@@ -42,7 +45,6 @@ class HostAgent:
     """The body of the actor. Its methods run in threads."""
 
     def __init__(self, *, order: HostOrder, address: str) -> None:
-        write_output_to(order.log_dir / f"host-{order.number}.log")
         self._order = order
         self._address = address
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,6 +59,7 @@ class HostAgent:
 
     def start(self) -> HostReady:
         """Make folders and node. Raises WorkerError with what the host says if they cannot be made."""
+        write_output_to(self._order.log_dir / f"host-{self._order.number}.log")
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "yatt_mm.hosts.host_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -76,6 +79,7 @@ class HostAgent:
         assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             self._news = NodeNews(**json.loads(line))
+        self._news = replace(self._news, failure=self._news.failure or "the process that keeps its node has ended")
 
     def news(self) -> NodeNews:
         """Return what has happened to the node."""
@@ -124,13 +128,17 @@ class HostAgent:
                 os.kill(found.pid, number)
 
     def stop(self) -> None:
-        """End the node, and remove the folders. Raises WorkerError if that takes too long."""
+        """End the node, and remove the folders, also if the process for it was killed. Raises WorkerError if that takes
+        too long."""
         if self._process is None:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         deadline_s = time.monotonic() + END_S
         while self._order.scratch.files.exists():
+            if self._news.failure:
+                for folder in (self._order.scratch.files, self._order.scratch.weights):
+                    remove_orphans(folder.parent, folder.name)
             if time.monotonic() > deadline_s:
                 raise WorkerError(f"{self._order.scratch.files} was there {END_S:g} s after the end")
             time.sleep(0.05)

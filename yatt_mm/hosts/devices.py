@@ -109,6 +109,10 @@ def reserved_devices(num_devices: int, num_hosts: int = 1, *, deadline_s: float)
             )
         by_bundle = placement_group_table(group)["bundles_to_node_id"]
         known, own = {node.id: node for node in _nodes()}, ray.get_runtime_context().get_node_id()
+        if gone := set(by_bundle.values()) - known.keys():
+            raise WorkerError(
+                f"{len(gone)} of the {num_hosts} hosts that Ray had reserved died right after; start again"
+            )
         placed = sorted(
             ((known[node_id], number) for number, node_id in by_bundle.items()),
             key=lambda one: (one[0].id != own, ipaddress.ip_address(one[0].address), one[0].id),

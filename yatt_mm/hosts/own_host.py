@@ -27,6 +27,11 @@ class SharedFolder:
     """What each of these files holds."""
 
     @property
+    def folders(self) -> list[Path]:
+        """The folder, and those beside it in other parents."""
+        return [file.parent for file in self.seen.values()]
+
+    @property
     def root(self) -> Path:
         """The folder."""
         return self.nodes.parent

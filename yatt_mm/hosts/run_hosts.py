@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 from dataplane.core.errors import NodeUnavailableError
 from yatt_mm.common.errors import RunLost, UnreachableError, WorkerError
 from yatt_mm.common.host_progress import HostProgress
-from yatt_mm.common.progress import Done, progress_of
+from yatt_mm.common.progress import progress_of
 from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.hosts.devices import Devices, RayNode
 from yatt_mm.hosts.orders import NodeNews
@@ -82,13 +82,13 @@ class RunHosts:
         Raises:
             WorkerError: an agent did not reply in time.
         """
-        with_agents = [host for host in self.with_devices if host.agent is not None]
+        with_devices = [host for host in self.with_devices if host.agent is not None]
         calls = [
             (f"the agent of host {host.node}", host.agent.take_units.remote(units))
-            for host, units in zip(with_agents, by_host(placement, workers))
+            for host, units in zip(with_devices, by_host(placement, workers))
         ]
         wait_all(calls, what="taking its units", deadline_s=REPLY_S)
-        return [host.agent for host in with_agents]
+        return [host.agent for host in with_devices]
 
     @property
     def every(self) -> list[RunHost]:
@@ -100,10 +100,18 @@ class RunHosts:
         """All hosts but the launcher's."""
         return [host for host in self.with_devices if host.node.id != self.own.node.id]
 
+    def progress(self, placement: Placement) -> HostProgress:
+        """Return what reads the progress of the parts of the run."""
+        numbers = {host.node.id: number for number, host in enumerate(self.every)}
+        return HostProgress(
+            agents=tuple(host.agent for host in self._with_agents),
+            hosts={str(unit): numbers[self.with_devices[placement.host_of(unit)].node.id] for unit in placement.units},
+        )
+
     @property
-    def progress(self) -> HostProgress:
-        """What reads the progress of the parts of the run."""
-        return HostProgress(agents=tuple(host.agent for host in self.every if host.agent is not None))
+    def _with_agents(self) -> list[RunHost]:
+        """All hosts of a run over several hosts; none in a run on one host."""
+        return [host for host in self.every if host.agent is not None]
 
     @property
     def nodes(self) -> dict[str, str]:
@@ -122,7 +130,7 @@ class RunHosts:
         return max((news.last_restart_s for news in self._news.values()), default=0.0)
 
     def check(self) -> None:
-        """Take news of the other hosts.
+        """Take news of the hosts.
 
         Raises:
             RunLost: one of them is gone.
@@ -130,7 +138,7 @@ class RunHosts:
         """
         now_s = time.monotonic()
         asked = {host.node.id for host, _ in self._asked.values()}
-        for host in self.others:
+        for host in self._with_agents:
             if host.node.id not in asked:
                 self._asked[host.agent.news.remote()] = host, now_s + NEWS_S
         if not self._asked:
@@ -144,7 +152,7 @@ class RunHosts:
 
     def require(self, *, deadline_s: float) -> None:
         """Return if all hosts reply in time. Raises as `check`."""
-        end_s, silent = time.monotonic() + deadline_s, self.others
+        end_s, silent = time.monotonic() + deadline_s, self._with_agents
         while silent:
             calls = {host.agent.news.remote(): host for host in silent}
             left_s = max(0.0, end_s - time.monotonic())
@@ -167,10 +175,6 @@ class RunHosts:
         if news.failure:
             raise NodeUnavailableError(f"host {host.node}: {news.failure}")
         return True
-
-    def done_by(self, name: str) -> Done | None:
-        """Return what a part of the run has done, on whichever host it is; None if it has not begun."""
-        return replace(self.progress, folder=self._scratch).of([name])[0]
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process of a part of the run, on whichever host it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.agent import HostAgent, interface_of
-from yatt_mm.hosts.devices import RayNode, own_node, reserved_devices
+from yatt_mm.hosts.devices import Devices, RayNode, own_node, reserved_devices
 from yatt_mm.hosts.host_needs import HostNeeds, versions
 from yatt_mm.hosts.orders import HostOrder, HostReady, NodeSettings
 from yatt_mm.hosts.own_host import OwnHost, SharedFolder
@@ -25,17 +25,27 @@ STOP_S = 30.0
 """The seconds that other hosts have to remove what the run has there."""
 
 
-def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Callable[[str], None]) -> RunHosts:
-    """Reserve the devices of a run, and make ready what it needs on their hosts; `stack` ends it. `tell` gets a line
-    about them if there are several.
+def devices_of(config: Config) -> AbstractContextManager[Devices]:
+    """Reserve the devices of a run for a `with` block. Raises WorkerError if Ray does not have them in time."""
+    section = config.placement
+    return reserved_devices(section.num_devices, section.num_hosts, deadline_s=config.controllers.deadline_s)
+
+
+def start_hosts(
+    stack: ExitStack,
+    config: Config,
+    own_host: OwnHost,
+    devices: Devices,
+    rewards: Sequence[str],
+    tell: Callable[[str], None],
+) -> RunHosts:
+    """Make ready what a run needs on the hosts of its devices; `stack` ends it. `rewards`: the paths of the reward
+    functions. `tell` gets a line about the hosts if there are several.
 
     Raises:
-        WorkerError: Ray has no such devices, a host lacks something, or cannot reach another one; it names all hosts
-            and what they lack.
+        WorkerError: a host lacks something, or cannot reach another one; it names all hosts and what they lack.
     """
-    section, node, scratch, settings = config.placement, own_host.node, own_host.scratch, own_host.settings
-    reserved = reserved_devices(section.num_devices, section.num_hosts, deadline_s=config.controllers.deadline_s)
-    devices, own = stack.enter_context(reserved), own_node()
+    node, scratch, settings, own = own_host.node, own_host.scratch, own_host.settings, own_node()
     if own_host.shared is None or settings is None:
         node_id = "" if settings is None else settings.node_id
         host = RunHost(node=own, node_id=node_id, uri=node.uri, interface="", agent=None)
@@ -56,7 +66,7 @@ def start_hosts(stack: ExitStack, config: Config, own_host: OwnHost, tell: Calla
         agents[there.id] = _agent(stack, there, order)
     by_name = {f"host {there}": agents[there.id] for there in every}
     named = {f"host {there}": agents[there.id] for there in others.values()}
-    _refuse(_ask(named, "look", _needs(config, settings, own_host.shared)))
+    _refuse(_ask(named, "look", _needs(config, settings, own_host.shared, rewards)))
     stack.callback(_stop, named)
     ready: dict[str, HostReady] = dict(zip(others, _ask(named, "start").values(), strict=True))
     own_ready = HostReady(uri=node.uri, interface=interface_of(own.address))
@@ -98,7 +108,7 @@ def _ask(agents: Mapping[str, Any], method: str, *arguments: Any) -> dict[str, A
     return dict(zip(agents, wait_all(calls, what=f"{method} of the run", deadline_s=CHECK_S), strict=True))
 
 
-def _needs(config: Config, settings: NodeSettings, shared: SharedFolder) -> HostNeeds:
+def _needs(config: Config, settings: NodeSettings, shared: SharedFolder, rewards: Sequence[str]) -> HostNeeds:
     folders = {"model.path": config.model.path}
     folders |= {"reference.path": config.reference.path} if config.reference.path else {}
     folders |= {"critic.path": config.critic_path} if config.critic_path else {}
@@ -110,7 +120,8 @@ def _needs(config: Config, settings: NodeSettings, shared: SharedFolder) -> Host
         shared_text=shared.text,
         folders={key: str(Path(folder).absolute()) for key, folder in folders.items()},
         sets=settings.roots,
-    )
+        rewards=rewards,
+    ).with_marks()
 
 
 def _refuse(lacking: Mapping[str, Sequence[str]]) -> None:

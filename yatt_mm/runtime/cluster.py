@@ -252,7 +252,8 @@ def _connect(address: str, **options: Any) -> None:
                 (host, int(port)), timeout=CONNECT_TIMEOUT_S
             ).close()  # Ray's own attempt ends the process
         ray.init(address=address, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigError(
-            f"ray.address is {address!r}: {error}; name a running cluster, or leave it out to start Ray here"
+            f"ray.address is {address!r}: {error}; name a running cluster with Ray {ray.__version__}, set the "
+            "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH that it was started with, or leave it out to start Ray here"
         ) from error

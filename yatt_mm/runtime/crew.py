@@ -146,7 +146,7 @@ class Crew:
                 recompute=config.train.recompute,
             ),
             placement=site.placement,
-            progress=site.hosts.progress,
+            progress=site.hosts.progress(site.placement),
             nodes=site.hosts.nodes,
             dataplane_uri=site.node.uri,
             recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
@@ -237,6 +237,8 @@ class Crew:
         if units:
             time.sleep(STACKS_S)
 
-    def done_by(self, unit: Unit) -> Done | None:
-        """Return what a unit has done so far; None if it has not begun."""
-        return self.hosts.done_by(str(unit))
+    def done_by(self, units: Collection[Unit]) -> dict[Unit, Done]:
+        """Return what these units have done so far, without those that have not begun."""
+        progress = replace(self.hosts.progress(self._site.placement), folder=self._scratch)
+        found = zip(units, progress.of([str(unit) for unit in units]), strict=True)
+        return {unit: done for unit, done in found if done is not None}

@@ -11,8 +11,8 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from rich.markup import escape
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
-from yatt_mm.common.errors import ConfigError, RunGrows, RunStopped, YattError
+from yatt_mm.common.errors import ConfigError, RunGrows, RunLost, RunStopped, WorkerError, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.devices import own_node
@@ -31,7 +31,7 @@ from yatt_mm.hosts.host_count import fitting_hosts, missing_hosts
 from yatt_mm.hosts.own_host import OwnHost, shared_folder
 from yatt_mm.hosts.run_node import INSECURE_VARIABLE, LOOPBACK, keep_log, node_settings, node_token, start_node
 from yatt_mm.hosts.scratch import Scratch, scratch_folders
-from yatt_mm.hosts.start_hosts import start_hosts
+from yatt_mm.hosts.start_hosts import devices_of, start_hosts
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.preflight.run_checks import check_run
@@ -179,20 +179,22 @@ def _run(
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     tell(starting)
     with console.status(starting):
-        hosts = start_hosts(stack, config, own_host, tell)
-        crew = Crew(
-            stack,
-            config,
-            run_id=run_id,
-            node=node,
-            hosts=hosts,
-            run_start=start,
-            batches=point.batches,
-            weights_dir=scratch.weights,
-            scratch=scratch.files,
-            tell=tell,
-        )
-        controllers = crew.start_controllers(crew.team(), start)
+        devices = stack.enter_context(devices_of(config))
+        with _lost_if_started_again():
+            hosts = start_hosts(stack, config, own_host, devices, start.rewards, tell)
+            crew = Crew(
+                stack,
+                config,
+                run_id=run_id,
+                node=node,
+                hosts=hosts,
+                run_start=start,
+                batches=point.batches,
+                weights_dir=scratch.weights,
+                scratch=scratch.files,
+                tell=tell,
+            )
+            controllers = crew.start_controllers(crew.team(), start)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     if LIFELINE.loss is not None:
         _note_repair(config, LIFELINE.loss, start.step)
@@ -208,7 +210,7 @@ def _run(
     )
     if config.trains:
         stopping.listen(console)
-    missing = stack.enter_context(missing_hosts(wanted, config, hosts.devices)) if has_hosts else None
+    missing = stack.enter_context(missing_hosts(wanted, config, hosts.devices)) if has_hosts and config.trains else None
     watch = Watch(config.run_dir, crew.rendezvous, reporter, node, hosts, missing, stopping, console)
     step = _run_to_the_end(crew, watch, Repairs(crew, config, start, reporter.warn_of_fault), controllers)
     if config.trains and step < config.train.steps:
@@ -217,6 +219,18 @@ def _run(
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
+
+
+@contextmanager
+def _lost_if_started_again() -> Iterator[None]:
+    """Turn an error of a block into RunLost if the run was started again: another host, or the same one, may have been
+    lost meanwhile, and `faults.max_restarts` says how often that is tried."""
+    try:
+        yield
+    except WorkerError as error:
+        if LIFELINE.loss is None:
+            raise
+        raise RunLost(f"{error} (while the run was started again)") from error
 
 
 def _enter_folder(
@@ -252,6 +266,7 @@ def _start_own_host(
     """
     has_hosts, settings, token_file = config.placement.num_hosts > 1, None, None
     shared = stack.enter_context(shared_folder(config)) if has_hosts else None
+    LIFELINE.tell(shared=tuple(map(str, shared.folders)) if shared else ())
     if config.dataplane.uri is None:
         token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
     if has_hosts:
@@ -304,7 +319,10 @@ def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: lis
             return watch.until_end(runs)
         except YattError as error:
             start = repairs.repair(error, controllers, runs)
-        controllers = crew.start_controllers(crew.team(), start)
+        try:
+            controllers = crew.start_controllers(crew.team(), start)
+        except WorkerError as another:
+            raise RunLost(f"{another} (while controllers were started again)") from another
 
 
 def _note_repair(config: Config, loss: LauncherLoss, step: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,11 @@ class Settled:
     for that one then."""
 
 
-def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *, deadline_s: float) -> Settled:
+def settle(
+    units: Mapping[Unit, Any], done_by: Callable[[Collection[Unit]], Mapping[Unit, Done]], *, deadline_s: float
+) -> Settled:
     """Let every unit end what it is doing and sleep. One that cannot is lost, and so is one that takes too long: a rank
-    if no rank finishes anything for `deadline_s`, an engine after `ENGINE_S`. `done_by`: what a unit has done."""
+    if no rank finishes anything for `deadline_s`, an engine after `ENGINE_S`. `done_by`: what units have done."""
     calls = {actor.settle.remote(): unit for unit, actor in units.items()}
     waiting, lost, steps, silent = list(calls), dict[Unit, str](), dict[Unit, int | None](), set[Unit]()
     began_s, first_s, has_failed = time.time(), 0.0, False
@@ -58,7 +60,7 @@ def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *,
                 steps[unit] = step
                 has_failed |= step is None and unit not in lost
                 first_s = first_s or time.time()
-        last_s = {unit: found.last_s for unit in units if (found := done_by(unit)) is not None}
+        last_s = {unit: done.last_s for unit, done in done_by({calls[call] for call in waiting}).items()}
         for call in waiting:
             unit = calls[call]
             if unit.role is not Role.TRAIN:

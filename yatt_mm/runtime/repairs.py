@@ -128,15 +128,12 @@ class Repairs:
         """Return who failed. `lost`: the roles of lost actors that are neither engines nor ranks, by their names."""
         who = {**lost, **{str(unit): str(unit.role) for unit in settled.lost}}
         if not who and settled.silent:
-            hangs = min(settled.silent, key=self._num_done)  # the others may wait for it
+            done = self._crew.done_by(settled.silent)
+            hangs = min(settled.silent, key=lambda unit: done[unit].count if unit in done else -1)  # others wait for it
             who[str(hangs)] = str(hangs.role)
         if not who and isinstance(error, UnreachableError):
             who["a connection"] = "network"
         return _Fault(who=tuple(who), role=next(iter(who.values()), ""), why=textwrap.shorten(str(error), MAX_WHY))
-
-    def _num_done(self, unit: Unit) -> int:
-        done = self._crew.done_by(unit)
-        return -1 if done is None else done.count
 
     def _is_too_often(self, progress: Progress) -> bool:
         step = progress.step if progress.step is not None else self._start.step

@@ -55,6 +55,8 @@ class LauncherState:
     run_dir: str = ""
     """The run's folder; empty before it is prepared."""
     max_restarts: int = 0
+    shared: tuple[str, ...] = ()
+    """The folders that all hosts see and that end with the launcher."""
     began_at: int = 0
     """The step after which it began."""
     step: int = -1

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataplane.core.process import adopt_descendants
+from yatt_mm.common.owned_dirs import remove_orphans
 from yatt_mm.hosts.scratch import remove_scratch_of_dead_runs
 from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, SIGNALS, signals_restored
@@ -74,6 +75,8 @@ class Supervisor:
             status, state = self._run_launcher(loss)
             began_s = time.time()
             _end_descendants()
+            for folder in map(Path, state.shared):
+                remove_orphans(folder.parent, folder.name)
             if state.is_ended and status != LOST:
                 return status
             if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
@@ -118,6 +121,8 @@ class Supervisor:
             os.close(file)
 
     def _may_start_again(self, state: LauncherState) -> bool:
+        if not state.is_fault:
+            return bool(state.run_dir)
         self._num_in_a_row = 1 if state.step > self._step else self._num_in_a_row + 1
         self._step = max(self._step, state.step)
         return bool(state.run_dir) and self._num_in_a_row <= state.max_restarts

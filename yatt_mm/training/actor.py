@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 from models.layout.parallel import Parallel
@@ -35,8 +36,13 @@ class TrainActor:
         with large_imports():
             import torch.distributed as dist
 
-        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        return f"tcp://{address}:{self._store.port}"
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server(
+            (address, 0), family=family
+        )  # torch's own listens at all of the host's addresses
+        port, file = listener.getsockname()[1], listener.detach()
+        self._store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=file)
+        return f"tcp://{address}:{port}"
 
     def load_modules(self) -> None:
         """Load what `start` needs and takes no memory of a device, so that a rank can do it before its turn."""

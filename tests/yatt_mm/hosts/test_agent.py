@@ -104,6 +104,17 @@ def test_what_a_host_has_goes_with_an_agent_that_is_killed(order: HostOrder, tmp
     process.stderr.close()
 
 
+def test_the_end_of_the_process_that_keeps_a_node_is_told_and_leaves_nothing(
+    agent: HostAgent, order: HostOrder
+) -> None:
+    keeper = node_process(agent.start().uri).parent()
+    assert keeper is not None
+    keeper.kill()
+    wait_until(lambda: "has ended" in agent.news().failure, 30)
+    agent.stop()
+    assert not order.scratch.files.exists() and not order.scratch.weights.exists()
+
+
 def test_two_hosts_with_the_same_files_are_told(agent: HostAgent, order: HostOrder) -> None:
     order.scratch.files.mkdir()
     with pytest.raises(WorkerError, match="yatt-there is there already: it has the same files as another host"):

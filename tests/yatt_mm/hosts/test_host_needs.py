@@ -16,6 +16,8 @@ from yatt_mm.hosts.host_needs import HostNeeds, versions
 def needs(tmp_path: Path) -> HostNeeds:
     runs.write_shard(tmp_path / "train-0.tar", range(2))
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    (tmp_path / "own.py").write_text("own = 1")
     (tmp_path / "run" / "hosts").mkdir(parents=True)
     seen = tmp_path / "run" / "hosts" / "seen"
     seen.write_text("a text")
@@ -25,7 +27,8 @@ def needs(tmp_path: Path) -> HostNeeds:
         shared_text="a text",
         folders={"model.path": str(tmp_path)},
         sets={"train": [str(tmp_path / "train-*.tar")]},
-    )
+        rewards=["yatt_mm.rewards.functions:exact_match", f"{tmp_path}/own.py:own"],
+    ).with_marks()
 
 
 def test_a_host_with_everything_lacks_nothing(needs: HostNeeds) -> None:
@@ -38,6 +41,7 @@ def test_what_is_not_there_is_named_with_what_to_do(needs: HostNeeds, tmp_path: 
         versions={**needs.versions, "torch": "1.0"},
         shared={**needs.shared, "checkpoint.dir": tmp_path / "run" / "hosts" / "other"},
         folders={"reward.judges.tidy.model": "/no/such"},
+        rewards=[],
         sets={"eval": [str(tmp_path / "eval-*.tar")]},
     )
     torch, shared, model, data = lacking.missing()
@@ -45,6 +49,31 @@ def test_what_is_not_there_is_named_with_what_to_do(needs: HostNeeds, tmp_path: 
     assert f"it does not see the folder of checkpoint.dir, {tmp_path / 'run'} (other: No such file" in shared
     assert model.startswith("reward.judges.tidy.model /no/such has no config.json there")
     assert "eval" in data and "no file matches" in data
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "wanted"),
+    [
+        (
+            "model.safetensors",
+            bytes((1 << 20) - 1) + b"1",
+            "model.safetensors is not the same as on the launcher's host",
+        ),
+        ("model.safetensors", None, "model.safetensors is missing"),
+        ("train-1.tar", b"", "train-1.tar is not on the launcher's host"),
+        ("own.py", b"own = 2", "own.py is not the same as on the launcher's host"),
+        ("own.py", None, "own.py is missing"),
+    ],
+)
+def test_copies_that_differ_are_named(
+    needs: HostNeeds, tmp_path: Path, file: str, change: bytes | None, wanted: str
+) -> None:
+    if change is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(change)
+    (found,) = needs.missing()
+    assert wanted in found and found.endswith("; copy the files of the launcher's host")
 
 
 def test_a_folder_of_the_same_name_that_is_not_shared_is_seen(needs: HostNeeds) -> None:

@@ -17,6 +17,7 @@ from yatt_mm.hosts.orders import NodeNews
 from yatt_mm.hosts.run_hosts import RunHost, RunHosts
 
 BROKEN = ray.exceptions.ActorUnavailableError("connection reset", b"0" * 16)
+ALIVE = NodeNews()
 DIED = ray.exceptions.ActorDiedError()
 
 
@@ -50,18 +51,18 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunHosts]:
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(run_hosts, "AGAIN_S", 0.01)
 
-    def hosts(*replies: NodeNews | Exception | None) -> RunHosts:
-        own, other = (
+    def hosts(*replies: NodeNews | Exception | None, own: NodeNews | Exception = ALIVE) -> RunHosts:
+        here, there = (
             RunHost(
                 node=RayNode(id=name, address=f"10.0.0.{number}", hostname=name),
                 node_id=name,
                 uri="",
                 interface="eth0",
-                agent=Agent(*replies),
+                agent=agent,
             )
-            for number, name in enumerate(("here", "there"))
+            for number, (name, agent) in enumerate((("here", Agent(own)), ("there", Agent(*replies))))
         )
-        return RunHosts(own, [own, other], None, scratch=Path())  # type: ignore[arg-type]
+        return RunHosts(here, [here, there], None, scratch=Path())  # type: ignore[arg-type]
 
     return hosts
 
@@ -82,6 +83,12 @@ def test_a_host_whose_agent_has_died_is_lost_at_once(make: Callable[..., RunHost
     for ask in (lambda hosts: hosts.require(deadline_s=60.0), RunHosts.check):
         with pytest.raises(RunLost, match=r"host there .* is lost: its agent was lost during the run: "):
             ask(make(DIED))
+
+
+def test_the_agent_of_the_launchers_host_is_looked_at_too(make: Callable[..., RunHosts]) -> None:
+    for ask in (lambda hosts: hosts.require(deadline_s=60.0), RunHosts.check):
+        with pytest.raises(RunLost, match=r"host here .* is lost: its agent was lost during the run: "):
+            ask(make(ALIVE, own=DIED))
 
 
 def test_a_broken_connection_is_no_loss_while_a_run_is_watched(make: Callable[..., RunHosts]) -> None:

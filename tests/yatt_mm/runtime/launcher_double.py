@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.runtime.supervised import LIFELINE
 from yatt_mm.runtime.supervisor import LOST
 
@@ -33,10 +34,14 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
     if way == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
         time.sleep(60)
+    if way == "shares":  # it is killed with a folder of its own, as all hosts see one
+        with owned_folder(folder, ".run.hosts-") as shared:
+            LIFELINE.tell(shared=(str(shared),))
+            os.kill(os.getpid(), signal.SIGKILL)
     if way in ("kill", "early", "moves"):
         os.kill(os.getpid(), signal.SIGKILL)
-    if way == "lost":
-        LIFELINE.tell(lost="the rendezvous was lost")
+    if way in ("lost", "grows"):
+        LIFELINE.tell(lost="the rendezvous was lost", is_fault=way == "lost")
         return _ended(left, LOST)
     return _ended(left, int(way) if way.isdigit() else 0)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,9 @@ def ranks(*actors: Any) -> dict[Unit, Any]:
     return {unit(Role.TRAIN, number): actor for number, actor in enumerate(actors)}
 
 
-def nothing(unit: Unit) -> None:
-    """Nothing is known of what a unit has done."""
+def nothing(units: Collection[Unit]) -> dict[Unit, Done]:
+    """Nothing is known of what units have done."""
+    return {}
 
 
 def test_ranks_whose_weights_have_the_same_step_stay() -> None:
@@ -126,8 +127,8 @@ def test_ranks_are_waited_for_as_long_as_one_of_them_finishes_something(monkeypa
     works, hangs = member(3, sleeps_s=2.5), member(3, sleeps_s=30)
     works_until_s = time.time() + 60
 
-    def done(unit: Unit) -> Done:
-        return Done(pid=0, count=0, last_s=min(time.time(), works_until_s))
+    def done(units: Collection[Unit]) -> dict[Unit, Done]:
+        return {unit: Done(pid=0, count=0, last_s=min(time.time(), works_until_s)) for unit in units}
 
     assert settle(ranks(works), done, deadline_s=2.0).ranks_at == 3
     works_until_s = time.time()
@@ -162,8 +163,8 @@ def test_a_rank_that_replies_late_waits_for_no_one_if_it_still_finishes_somethin
     monkeypatch.setattr(losses, "OTHERS_S", 1.0)
     soon, later = member(2), member(2, sleeps_s=3)
 
-    def done(unit: Unit) -> Done:
-        return Done(pid=0, count=0, last_s=time.time())
+    def done(units: Collection[Unit]) -> dict[Unit, Done]:
+        return {unit: Done(pid=0, count=0, last_s=time.time()) for unit in units}
 
     assert settle(ranks(soon, later), done, deadline_s=20).ranks_at == 2, "it writes its part of a checkpoint"
 
@@ -190,7 +191,7 @@ def test_the_others_have_their_time_from_the_first_reply_on(monkeypatch: pytest.
     monkeypatch.setattr(losses, "ray", clock)
     monkeypatch.setattr(losses, "OTHERS_S", 20.0)
     both = ranks(member(2), member(2, sleeps_s=0.5))
-    assert settle(both, lambda unit: Done(pid=0, count=0, last_s=0.0), deadline_s=20).ranks_at == 2
+    assert settle(both, nothing, deadline_s=20).ranks_at == 2
     assert clock.now_s == 28.0
 
 

@@ -70,6 +70,18 @@ def test_launchers_that_are_lost_at_the_same_step_again_and_again_end_the_run(tm
     assert (fault["role"], fault["phase"], fault["step"], fault["done"]) == ("launcher", "train", 1, "ended the run")
 
 
+def test_a_run_that_starts_again_for_more_hosts_has_no_fault(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, *["grows"] * 4)
+    said, _ = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0 and len(lives(tmp_path)) == 5, "faults.max_restarts is 2"
+    assert "fault: " not in said
+
+
+def test_what_all_hosts_see_of_a_launcher_goes_with_it(tmp_path: Path) -> None:
+    assert start(tmp_path, "shares", "kill", "kill").wait(60) == 1
+    assert not list(tmp_path.glob(".run.hosts-*"))
+
+
 def test_steps_that_are_finished_in_between_begin_the_count_anew(tmp_path: Path) -> None:
     assert start(tmp_path, *["moves"] * 5).wait(60) == 0
     assert len(lives(tmp_path)) == 6
