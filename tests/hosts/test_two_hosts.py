@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -40,13 +39,11 @@ def test_the_judges_of_both_hosts_work_beside_the_policy(cluster: Cluster, share
     assert used >= {(0, "rollout"), (1, "genrm")}
 
 
-def test_what_a_host_lacks_is_named_before_anything_heavy_starts(
-    cluster: Cluster, shared_digits: Digits, tmp_path: Path
-) -> None:
+def test_what_a_host_lacks_is_named_before_anything_heavy_starts(cluster: Cluster, shared_digits: Digits) -> None:
     other = cluster.hosts[1]
     arguments = shared_digits.arguments("lacking", *SHORT)
     shard = next(iter(sorted(shared_digits.folder.glob("train-*.tar"))))
-    copy = tmp_path / "copy.tar"
+    copy = shared_digits.folder / "copy.tar"
     copy.write_bytes(shard.read_bytes()[:-1] + b"1")
     other.run(["mount", "-t", "tmpfs", "none", str(shared_digits.model)])
     other.run(["mount", "--bind", str(copy), str(shard)])
