@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.made_once import made_once
-from yatt_mm.common.large_imports import large_imports
+from yatt_mm.common.large_imports import kept_objects
 
 # numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -70,8 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests, and with them most of what they test, as large libraries are imported."""
-    with large_imports():
+    """Import the tests, and with them most of what they test, without search for garbage."""
+    with kept_objects():
         return (yield)
 
 

@@ -35,8 +35,10 @@ class RewardStage:
         num_workers, host_of = len(context.team.reward_workers), context.team.placement.host_of_number
         turn = [(context.controller + i) % num_workers for i in range(num_workers)]
         near = [worker for worker in turn if host_of(worker) == host_of(context.controller)]
-        self._turn = itertools.cycle(near or turn)
+        self._near = itertools.cycle(near or turn)
         """The workers on this controller's host, if there are some."""
+        self._every = itertools.cycle(turn)
+        """All workers, of which one is asked when another one has died."""
         self._busy: Counter[int] = Counter()
         """[reward worker] the number of its calls."""
         context.calls.on_late = self._restart_late
@@ -65,7 +67,7 @@ class RewardStage:
         """Have the next worker score the groups, and if it dies, another one that is there. Ray restarts the one that
         died."""
         calls, workers = self._context.calls, self._context.team.reward_workers
-        worker = next(self._turn)
+        worker = next(self._near)
         for num_attempts in itertools.count(1):
             self._busy[worker] += 1
             try:
@@ -88,7 +90,7 @@ class RewardStage:
         calls, workers = self._context.calls, self._context.team.reward_workers
         deadline = time.monotonic() + self._context.config.controllers.deadline_s
         while True:
-            worker = next(self._turn)
+            worker = next(self._every)
             name, what = f"reward worker {worker}", "starting again"
             try:
                 await calls.reply(workers[worker].ready.remote(), name=name, what=what, deadline_s=BUSY_S)

@@ -37,9 +37,7 @@ class TrainActor:
             import torch.distributed as dist
 
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server(
-            (address, 0), family=family
-        )  # torch's own listens at all of the host's addresses
+        listener = socket.create_server((address, 0), family=family)  # torch's own listens at every address
         port, file = listener.getsockname()[1], listener.detach()
         self._store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=file)
         return f"tcp://{address}:{port}"
