@@ -37,7 +37,7 @@ class RewardStage:
         near = [worker for worker in turn if host_of(worker) == host_of(context.controller)]
         self._near = itertools.cycle(near or turn)
         """The workers on this controller's host, if there are some."""
-        self._every = itertools.cycle(turn)
+        self._every = itertools.cycle([*turn[1:], turn[0]])
         """All workers, of which one is asked when another one has died."""
         self._busy: Counter[int] = Counter()
         """[reward worker] the number of its calls."""
