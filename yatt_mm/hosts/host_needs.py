@@ -4,8 +4,9 @@ reward functions, and the folder that all hosts share."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,10 +40,7 @@ class HostNeeds:
 
     def with_marks(self) -> HostNeeds:
         """Return the same needs with the marks of this host's files. Raises DatasetError if data are not there."""
-        folders = {_of_folder(key, folder): marks_of_model(folder) for key, folder in self.folders.items()}
-        sets = {_of_set(name): marks_of_set(name, patterns) for name, patterns in self.sets.items()}
-        rewards = {_of_reward(path): marks_of_reward(path) for path in self.rewards}
-        return replace(self, marks={**folders, **sets, **rewards})
+        return replace(self, marks={key: read() for key, read in self._copies()})
 
     def missing(self) -> list[str]:
         """Return what this host lacks."""
@@ -63,32 +61,26 @@ class HostNeeds:
         for key, folder in self.folders.items():
             if not (Path(folder) / "config.json").is_file():
                 found.append(f"{key} {folder} has no config.json there: copy the model's folder to the same path")
-            else:
-                found += self._differences(_of_folder(key, folder), marks_of_model(folder))
-        for name, patterns in self.sets.items():
+        for key, read in self._copies():
             try:
-                found += self._differences(_of_set(name), marks_of_set(name, patterns))
+                marks = read()
             except DatasetError as error:
                 found.append(f"{error}")
-        for path in self.rewards:
-            found += self._differences(_of_reward(path), marks_of_reward(path))
+                continue
+            if other := difference(self.marks[key], marks):
+                found.append(f"{key}: {other}; copy the files of the launcher's host")
         return found
 
-    def _differences(self, key: str, here: Mapping[str, str]) -> list[str]:
-        found = difference(self.marks[key], here)
-        return [] if found is None else [f"{key}: {found}; copy the files of the launcher's host"]
-
-
-def _of_folder(key: str, folder: str) -> str:
-    return f"{key} {folder}"
-
-
-def _of_set(name: str) -> str:
-    return f"data set {name}"
-
-
-def _of_reward(path: str) -> str:
-    return f"reward function {path}"
+    def _copies(self) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
+        """Yield what a host may have copies of, each with what reads the marks of this host's. A model without a config
+        is none."""
+        for key, folder in self.folders.items():
+            if (Path(folder) / "config.json").is_file():
+                yield f"{key} {folder}", partial(marks_of_model, folder)
+        for name, patterns in self.sets.items():
+            yield f"data set {name}", partial(marks_of_set, name, patterns)
+        for path in self.rewards:
+            yield f"reward function {path}", partial(marks_of_reward, path)
 
 
 def versions() -> dict[str, str]:

@@ -81,6 +81,7 @@ class Crew:
             placement=config.make_placement(),
             hosts=hosts,
         )
+        self._progress = hosts.progress(self._site.placement)
         self.rendezvous: Any = self._create_here(Rendezvous, "rendezvous", concurrency=4 * config.controllers.num + 8)(
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
@@ -146,7 +147,7 @@ class Crew:
                 recompute=config.train.recompute,
             ),
             placement=site.placement,
-            progress=site.hosts.progress(site.placement),
+            progress=self._progress,
             nodes=site.hosts.nodes,
             dataplane_uri=site.node.uri,
             recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
@@ -239,6 +240,6 @@ class Crew:
 
     def done_by(self, units: Collection[Unit]) -> dict[Unit, Done]:
         """Return what these units have done so far, without those that have not begun."""
-        progress = replace(self.hosts.progress(self._site.placement), folder=self._scratch)
+        progress = replace(self._progress, folder=self._scratch)
         found = zip(units, progress.of([str(unit) for unit in units]), strict=True)
         return {unit: done for unit, done in found if done is not None}

@@ -180,7 +180,8 @@ def _run(
     tell(starting)
     with console.status(starting):
         devices = stack.enter_context(devices_of(config))
-        with _lost_if_started_again():
+        again = LIFELINE.loss is not None  # a host may have been lost meanwhile
+        with _lost_while("the run was started again") if again else contextlib.nullcontext():
             hosts = start_hosts(stack, config, own_host, devices, start.rewards, tell)
             crew = Crew(
                 stack,
@@ -222,15 +223,13 @@ def _run(
 
 
 @contextmanager
-def _lost_if_started_again() -> Iterator[None]:
-    """Turn an error of a block into RunLost if the run was started again: another host, or the same one, may have been
-    lost meanwhile, and `faults.max_restarts` says how often that is tried."""
+def _lost_while(what: str) -> Iterator[None]:
+    """Turn a WorkerError of a block into RunLost: `faults.max_restarts` says how often the run is started again then.
+    `what`: what went on."""
     try:
         yield
     except WorkerError as error:
-        if LIFELINE.loss is None:
-            raise
-        raise RunLost(f"{error} (while the run was started again)") from error
+        raise RunLost(f"{error} (while {what})") from error
 
 
 def _enter_folder(
@@ -319,10 +318,8 @@ def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: lis
             return watch.until_end(runs)
         except YattError as error:
             start = repairs.repair(error, controllers, runs)
-        try:
+        with _lost_while("controllers were started again"):
             controllers = crew.start_controllers(crew.team(), start)
-        except WorkerError as another:
-            raise RunLost(f"{another} (while controllers were started again)") from another
 
 
 def _note_repair(config: Config, loss: LauncherLoss, step: int) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 LOADS = """
-import importlib.util, sys
+import importlib.util
 from yatt_mm.common.large_imports import large_imports
 with large_imports():
     try:
@@ -14,7 +14,6 @@ with large_imports():
     except ImportError:
         print("hidden")
     print(importlib.util.find_spec("scipy"))
-    import json
 import sklearn, scipy.optimize
 with large_imports():
     import scipy.stats
