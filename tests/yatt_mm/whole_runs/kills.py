@@ -74,8 +74,9 @@ class Killer:
         for kill in self._kills:
             if not self._wait_for(kill):
                 return
-            time.sleep(kill.after_s)
-            pid = _process_of(self._mark, kill.role)
+            came_s = time.monotonic()
+            pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
+            time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
             while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
                 pass
             os.kill(pid, kill.signal)

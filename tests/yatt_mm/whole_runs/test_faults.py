@@ -51,7 +51,7 @@ def killed(digits: Digits) -> runs.Finished:
         Kill(role="node", step=1, phase="rollout", after_s=0.3),
         Kill(role="node", step=2, phase="rollout", after_s=0.3),
         Kill(role="controller", step=2, phase="train"),
-        Kill(role="engine core", step=3, phase="rollout", after_s=0.2),
+        Kill(role="engine core", step=3, phase="rollout", after_s=0.05),
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
     ]
