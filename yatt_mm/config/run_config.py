@@ -201,8 +201,10 @@ class Config(Section):
         """True if some judge works on the run's devices."""
         return any(engines.tp for engines in self.judges.values())
 
-    def _engines(self, num: int, tp: int) -> Engines:
-        return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
+    def _engines(self, num: int | None, tp: int) -> Engines:
+        if num is None or self.is_partial:
+            num = max(1, self.placement.num_devices // tp)
+        return Engines(num=num, tp=tp)
 
     def division(self) -> CellDivision | None:
         """The rules for dividing devices in partial colocation; None in full colocation."""

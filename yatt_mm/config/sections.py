@@ -102,9 +102,9 @@ class ControllersSection(Section):
 
 
 class RolloutSection(Section):
-    num_engines: Count = 2
-    """The number of vLLM engines; no two share a device. In partial colocation there are as many as the devices
-    hold."""
+    num_engines: Count | None = None
+    """The number of vLLM engines; no two share a device. By default, and in partial colocation, there are as many as
+    the devices hold."""
     tp: Count = 1
     """The devices of each engine, over which its tensors are cut (tensor parallelism)."""
     group_size: Annotated[int, Field(ge=2)] = 8

@@ -48,7 +48,7 @@ def on_hosts(config: Config, num: int) -> Config:
     judges, engines = config.reward.judges, config.rollout.num_engines
     if not config.is_partial:  # else each device has one of each
         judges = {name: judge(name, one) for name, one in judges.items()}
-        engines = part("rollout.num_engines", engines)
+        engines = None if engines is None else part("rollout.num_engines", engines)
     sizes = {
         key: part(f"placement.{key}", value)
         for key in ("rollout_devices", "min_rollout_devices", "min_genrm_devices")
