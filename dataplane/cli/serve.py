@@ -161,7 +161,8 @@ class _Stop:
             signal_on_parent_death(signal.SIGUSR1)
         else:
             signal.signal(signal.SIGINT, self._on_signal)
-            signal.signal(signal.SIGHUP, self._on_signal)
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` lets a node outlive its terminal
+                signal.signal(signal.SIGHUP, self._on_signal)
 
     def wait(self) -> None:
         """Wait until there is a reason to stop. Call it only in the main thread.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,6 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 STOPPING = "stopping what this run started; one moment"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 _interrupted_by = 0
 """The signal that raised the last KeyboardInterrupt. The error cannot say it: Ray raises another one in its place."""
@@ -32,6 +31,14 @@ def _interruption(signum: int) -> KeyboardInterrupt:
     global _interrupted_by
     _interrupted_by = signum
     return KeyboardInterrupt()
+
+
+def on_signals(handler: Callable[[int, Any], None] | signal.Handlers) -> None:
+    """From now on this handler takes SIGINT, SIGTERM and SIGHUP. A process that ignores SIGHUP, as `nohup` starts it,
+    goes on to ignore it."""
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -53,8 +60,7 @@ def ending_signals_interrupt() -> Iterator[None]:
         raise _interruption(signum)
 
     with signals_restored():
-        for number in SIGNALS:
-            signal.signal(number, end)
+        on_signals(end)
         yield
 
 
@@ -66,8 +72,7 @@ def interrupt_on_signals(console: Console) -> None:
         console.print(STOPPING)
         raise _interruption(signum)
 
-    for number in SIGNALS:
-        signal.signal(number, interrupt)
+    on_signals(interrupt)
 
 
 def say_on_signals(console: Console) -> None:
@@ -77,14 +82,12 @@ def say_on_signals(console: Console) -> None:
     def say(signum: int, frame: object) -> None:
         console.print(STOPPING)
 
-    for number in SIGNALS:
-        signal.signal(number, say)
+    on_signals(say)
 
 
 def ignore_signals() -> None:
     """From now on SIGINT, SIGTERM and SIGHUP do nothing: the process is about to end, and has its exit status."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    on_signals(signal.SIG_IGN)
 
 
 def set_signals_again() -> None:
@@ -105,8 +108,7 @@ def signals_held(console: Console) -> Iterator[None]:
         console.print(STOPPING)
 
     with signals_restored():
-        for number in SIGNALS:
-            signal.signal(number, hold)
+        on_signals(hold)
         yield
     if came:
         raise _interruption(came[0])

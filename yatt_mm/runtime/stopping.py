@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from yatt_mm.runtime.signals import SIGNALS, interrupt_on_signals
+from yatt_mm.runtime.signals import interrupt_on_signals, on_signals
 
 ENDING_S = 10.0
 """The seconds that the end of a run's processes may take."""
@@ -45,8 +45,7 @@ class Stopping:
                 interrupt_on_signals(console)
                 signal.raise_signal(signal.SIGINT)  # whatever it is, what came after the last checkpoint is lost
 
-        for number in SIGNALS:
-            signal.signal(number, stop)
+        on_signals(stop)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take the metrics of a step, which say how long a stop takes."""

@@ -15,6 +15,8 @@ STATE_BYTES = 1 << 16
 """The size of the state's file."""
 MAX_LOST = 1000
 """The most characters that say what was lost."""
+START = "start"
+"""The phase of a launcher whose controllers do not work yet."""
 VARIABLE = "YATT_SUPERVISOR"
 """The variable of the environment that carries an `Order` to the launcher, and to no other process."""
 
@@ -61,7 +63,7 @@ class LauncherState:
     """The step after which it began."""
     step: int = -1
     """The last finished step."""
-    phase: str = "start"
+    phase: str = START
     lost: str = ""
     """What it saw dying, without which it cannot end in an orderly way."""
     is_fault: bool = True

@@ -21,8 +21,8 @@ from dataplane.core.process import adopt_descendants
 from yatt_mm.common.owned_dirs import remove_orphans
 from yatt_mm.hosts.scratch import remove_scratch_of_dead_runs
 from yatt_mm.reporting.fault_log import FaultLog
-from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, SIGNALS, signals_restored
-from yatt_mm.runtime.supervised import VARIABLE, LauncherLoss, LauncherState, Order
+from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, on_signals, signals_restored
+from yatt_mm.runtime.supervised import START, VARIABLE, LauncherLoss, LauncherState, Order
 
 LAUNCHER = ("-m", "yatt_mm.train")
 """What Python runs as the launcher."""
@@ -40,8 +40,7 @@ def supervise(arguments: Sequence[str], resume: str | None) -> int:
     adopt_descendants()
     supervisor = Supervisor(list(arguments), resume)
     with signals_restored():
-        for number in SIGNALS:
-            signal.signal(number, supervisor.forward)
+        on_signals(supervisor.forward)
         return supervisor.run()
 
 
@@ -78,9 +77,11 @@ class Supervisor:
             for folder in map(Path, state.shared):
                 remove_orphans(folder.parent, folder.name)
             if state.is_ended and status != LOST:
+                if loss is not None and state.phase == START and status not in (0, SAVED_AND_STOPPED, INTERRUPTED):
+                    _note_end(self._state, loss)
                 return status
             if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
-                state = replace(self._state, phase="start", lost=state.lost)
+                state = replace(self._state, phase=START, lost=state.lost)
             self._state = state
             if self._told:
                 print("the run was told to stop, and ended before it was saved", file=sys.stderr)
@@ -161,18 +162,22 @@ def _give_up(state: LauncherState, loss: LauncherLoss) -> None:
     print(f"error: {loss.why}", file=sys.stderr)
     if not state.run_dir:
         return
-    run_dir = Path(state.run_dir)
-    FaultLog(run_dir).add(
+    _note_end(state, loss)
+    print(
+        f"faults.max_restarts is {state.max_restarts}; start {state.run_dir} again with --resume to go on from its "
+        "newest checkpoint",
+        file=sys.stderr,
+    )
+
+
+def _note_end(state: LauncherState, loss: LauncherLoss) -> None:
+    """Write down that the run ends with this loss."""
+    FaultLog(Path(state.run_dir)).add(
         who="the launcher",
         role="launcher",
         phase=loss.phase,
         step=loss.step,
         why=loss.why,
         done="ended the run",
-        seconds=0,
-    )
-    print(
-        f"faults.max_restarts is {state.max_restarts}; start {run_dir} again with --resume to go on from its newest "
-        "checkpoint",
-        file=sys.stderr,
+        seconds=time.time() - loss.began_s,
     )

@@ -28,8 +28,9 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
         )
     way = kills[number] if number < len(kills) else "end"
     if way != "early":
+        phase = "start" if way == "refused" else "train"
         LIFELINE.tell(
-            run_dir=str(folder), max_restarts=2, began_at=0, step=number if "moves" in kills else 0, phase="train"
+            run_dir=str(folder), max_restarts=2, began_at=0, step=number if "moves" in kills else 0, phase=phase
         )
     if way == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
@@ -43,6 +44,8 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
     if way in ("lost", "grows"):
         LIFELINE.tell(lost="the rendezvous was lost", is_fault=way == "lost")
         return _ended(left, LOST)
+    if way == "refused":  # as if hosts were missing
+        return _ended(left, 1)
     return _ended(left, int(way) if way.isdigit() else 0)
 
 

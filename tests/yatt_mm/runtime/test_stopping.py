@@ -20,6 +20,7 @@ from yatt_mm.runtime.stopping import ENDING_S, ONE_SIGNAL_S, Stopping
 def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: signal.Signals) -> None:
     stopping = Stopping(None)
     with signals_restored():
+        signal.signal(number, signal.SIG_DFL)  # the tests may have been started with `nohup`
         stopping.listen(Console(quiet=True))
         assert stopping.why() == ""
         signal.raise_signal(number)
@@ -32,6 +33,17 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: 
         signal.raise_signal(number)  # while everything is ended: it is only answered
 
 
+def test_a_run_that_nohup_started_goes_on_when_its_terminal_is_closed() -> None:
+    stopping = Stopping(None)
+    with signals_restored():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stopping.listen(Console(quiet=True))
+        signal.raise_signal(signal.SIGHUP)
+        assert stopping.why() == ""
+        signal.raise_signal(signal.SIGTERM)
+        assert stopping.why() == "SIGTERM"
+
+
 @pytest.mark.parametrize(
     ("number", "loses_nothing", "status"),
     [
@@ -42,7 +54,9 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: 
     ],
 )
 def test_the_status_says_whether_to_start_again(number: signal.Signals, loses_nothing: bool, status: int) -> None:
-    told = status_of(lambda: signal.raise_signal(number), stopped="it", loses_nothing=loses_nothing)
+    with signals_restored():
+        signal.signal(number, signal.SIG_DFL)  # the tests may have been started with `nohup`
+        told = status_of(lambda: signal.raise_signal(number), stopped="it", loses_nothing=loses_nothing)
     assert told == status
 
 

@@ -70,6 +70,14 @@ def test_launchers_that_are_lost_at_the_same_step_again_and_again_end_the_run(tm
     assert (fault["role"], fault["phase"], fault["step"], fault["done"]) == ("launcher", "train", 1, "ended the run")
 
 
+def test_a_loss_after_which_the_run_cannot_start_again_is_written_down(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, "kill", "refused")
+    supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 1 and len(lives(tmp_path)) == 2
+    (fault,) = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert (fault["why"], fault["done"]) == ("the launcher was ended by SIGKILL", "ended the run")
+
+
 def test_a_run_that_starts_again_for_more_hosts_has_no_fault(tmp_path: Path) -> None:
     supervisor = start(tmp_path, *["grows"] * 4)
     said, _ = supervisor.communicate(timeout=60)
