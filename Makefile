@@ -73,7 +73,7 @@ parity: $(STAMP)
 	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/examples tests/benchmarks -m parity $(ARGS)
 
 faults: $(STAMP)
-	$(PYTHON) -m pytest -m "faults and not hosts" $(ARGS)
+	$(PYTHON) -m pytest -m "faults and not hosts" -n 2 $(BESIDE) $(ARGS)
 
 hosts: $(STAMP)
 	$(PYTHON) -m pytest tests/hosts -m "not faults" $(ARGS)

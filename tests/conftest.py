@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.made_once import made_once
+from tests.tables import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401  are hooks
 from yatt_mm.common.large_imports import kept_objects
 
 # numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there
