@@ -102,7 +102,7 @@ class Controller:
             tell=self._report.tell,
         )
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
-        self._records = StepRecords(self._rendezvous, self._kept, is_restart=team.restart_count > 0)
+        self._records = StepRecords(self._rendezvous, self._kept, self._meter, is_restart=team.restart_count > 0)
         self._begun = BegunStepSaver(
             config, team, start, self._prompts, self._rendezvous, self._meter, controller=index
         )
