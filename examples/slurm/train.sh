@@ -12,6 +12,8 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --no-kill
 #SBATCH --signal=B:TERM@300
@@ -34,7 +36,7 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 first=$(bash -c "$own_address") port=$((20000 + SLURM_JOB_ID % 10000)) steps=()
 start_ray() {
   srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" \
-    bash -c "exec ray start --block --node-ip-address=\$($own_address) $2" > "ray-$SLURM_JOB_ID-$1.log" 2>&1 &
+    bash -c "exec ray start --block --node-ip-address=\$($own_address) $2" >> "ray-$SLURM_JOB_ID-$1.log" 2>&1 &
   steps+=($!)
 }
 start_ray "${nodes[0]}" "--head --port=$port --include-dashboard=false"

@@ -294,6 +294,6 @@ def test_two_nodes_that_call_each_other_home_do_not_go_round_in_circles(tmp_path
 def test_the_commands_of_the_documentation_are_understood() -> None:
     text = (Path(__file__).parents[3] / "docs" / "dataplane-hosts.md").read_text()
     commands = [line for block in re.findall(r"```serve\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         assert build_parser().parse_args(shlex.split(command)[3:]).node_id in ("a", "b")
