@@ -33,10 +33,11 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.d
 
 
 def _look(arguments: list[str] | None, prog: str) -> None:
+    options = _parser(prog).parse_intermixed_args(arguments)
+
     from yatt_mm.config.run_config import load_config
     from yatt_mm.survey.look import look
 
-    options = _parser(prog).parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
     look(config, num_samples=options.samples, num_first=options.first, histograms=options.histograms)
 

@@ -30,10 +30,11 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.e
 
 
 def _evaluate(arguments: list[str] | None, prog: str) -> None:
+    options = _parser(prog).parse_intermixed_args(arguments)
+
     from yatt_mm.config.run_config import load_config
     from yatt_mm.runtime.launch import evaluate
 
-    options = _parser(prog).parse_intermixed_args(arguments)
     evaluate(load_config(options.config, options.overrides))
 
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OURS = {"ours/resolve", "ours/put", "ours/write_seal", "ours/cross_node"}
 LOCAL_PATHS = {"memcpy", "blake3", *OURS, "flight/do_get", "pickle/pipe"}
 
 
+@pytest.mark.parity
 def test_the_last_line_of_the_comparison_has_a_row_for_every_path_and_case() -> None:
     command = [sys.executable, "benchmarks/dataplane.py", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
