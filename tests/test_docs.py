@@ -68,6 +68,7 @@ def run_alone(block: str, uri: str) -> None:
             names["node"].stop()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks("python", page)], ids=lambda page: page.name)
 def test_every_block_of_python_and_of_commands_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

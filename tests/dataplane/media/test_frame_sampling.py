@@ -10,6 +10,8 @@ import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, wh
 from dataplane.media.recipes.frame_sampling import Sampling, sample
 from dataplane.media.recipes.resizing import resize_image, resize_video
 
+pytestmark = pytest.mark.torch
+
 TOTALS = [*range(4, 70), 99, 100, 240, 241, 899, 1000, 3001]
 
 

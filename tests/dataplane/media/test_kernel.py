@@ -16,6 +16,8 @@ from dataplane.core.errors import BadRequestError
 from dataplane.media.recipes import parse_recipe
 from tests.dataplane.shards import RECIPE, noise
 
+pytestmark = pytest.mark.torch
+
 
 def run_kernel(image: Image.Image, recipe: Mapping[str, Any]) -> tuple[np.ndarray, tuple[int, int]]:
     plan = parse_recipe(recipe).plan(image)

@@ -21,6 +21,8 @@ from tests.dataplane.clips import encode_video, h264, moving
 from tests.dataplane.media.test_kernel import run_kernel
 from tests.dataplane.shards import RECIPE, noise
 
+pytestmark = pytest.mark.torch
+
 VIDEO_RECIPE = {
     "kernel": "qwen_vl_video_patches",
     "version": 1,

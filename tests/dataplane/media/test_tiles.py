@@ -17,6 +17,8 @@ from dataplane.media.recipes import parse_recipe
 from dataplane.media.recipes.tiles import canvas
 from tests.dataplane.shards import noise
 
+pytestmark = pytest.mark.torch
+
 RECIPE: dict[str, Any] = {
     "kernel": "tiles",
     "version": 1,
