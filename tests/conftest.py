@@ -36,9 +36,11 @@ TOGETHER = {
     "tests/examples/test_digits.py": "digits",
     "tests/yatt_mm/whole_runs/test_learning.py": "digits",
     "tests/yatt_mm/whole_runs/test_faults.py": "deaths",
+    "tests/dataplane/server/test_restart.py": "restarts",
+    "tests/dataplane/cluster/test_fetch.py": "fetches",
 }
 """The folders and files that share what takes longest to start: an engine, the processes of the training ranks,
-transformers, or whole runs. When pytest-xdist runs several files at a time, one worker takes all files of a group, and
+transformers, or whole runs; and two that take longest themselves. When pytest-xdist runs several files at a time, one worker takes all files of a group, and
 these groups come first. The first beginning of a path that fits counts."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
