@@ -40,8 +40,8 @@ TOGETHER = {
     "tests/dataplane/cluster/test_fetch.py": "fetches",
 }
 """The folders and files that share what takes longest to start: an engine, the processes of the training ranks,
-transformers, or whole runs; and two that take longest themselves. When pytest-xdist runs several files at a time, one worker takes all files of a group, and
-these groups come first. The first beginning of a path that fits counts."""
+transformers, or whole runs; and two that take longest themselves. When pytest-xdist runs several files at a time, one
+worker takes all files of a group, and these groups come first. The first beginning of a path that fits counts."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
