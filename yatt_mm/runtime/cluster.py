@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants, services, utils, worker
+from ray._private.node import Node
 from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
     AuthenticationTokenLoader,
     Config,
@@ -41,6 +42,8 @@ the data plane."""
 
 _SERVERS = ("gcs_server", "raylet")
 """Ray's processes without which no call of Ray comes to an end."""
+_UNNEEDED = ("api_server", "monitor", "log_monitor")
+"""What Ray starts for its web page, for clusters that grow, and for logs on the console: a run has none of these."""
 _SOCKET = "--raylet_socket_name="
 """The argument of a raylet with the path of the socket on which it listens when it has started."""
 _IS_ERROR = re.compile(r" [ECF] \d+ \d+\] ")
@@ -96,7 +99,8 @@ def _start(folder: Path, **options: Any) -> None:
     """
     for attempt, timeout_s in enumerate(START_TIMEOUTS_S, 1):
         try:
-            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False)), _watched_start(timeout_s):
+            unneeded = [(Node, f"start_{name}", _nothing) for name in _UNNEEDED]
+            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False), *unneeded), _watched_start(timeout_s):
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
                 )
@@ -109,6 +113,10 @@ def _start(folder: Path, **options: Any) -> None:
                     f"{found}; try again when it is lower, or name a running cluster in ray.address"
                 ) from error
             log.warning("%s; it is started again", found)
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    """Stand for what is not started."""
 
 
 def _last_words(folder: Path) -> str:
@@ -139,8 +147,8 @@ def _watch_servers(servers: Mapping[str, Any], is_over: threading.Event) -> None
 
 
 @contextmanager
-def _patched(*changes: tuple[ModuleType, str, Any]) -> Iterator[None]:
-    """Change names of modules of Ray during a block."""
+def _patched(*changes: tuple[ModuleType | type, str, Any]) -> Iterator[None]:
+    """Change names of modules and classes of Ray during a block."""
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
         setattr(module, name, value)
