@@ -28,6 +28,7 @@ if not __package__:  # run by its path
 
 import psutil
 
+from benchmarks.common.memory import cpu_s
 from benchmarks.common.runs import parser, show
 
 CONFIG = "configs/digits_cpu.yaml"
@@ -87,18 +88,18 @@ def run(num_steps: int, overrides: list[str]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="yatt-bench-") as folder:
         command = [sys.executable, "-m", "yatt_mm.train", CONFIG, f"run.dir={folder}", "run.name=run", *overrides]
         metrics = Path(folder) / "run" / "metrics.jsonl"
-        cpu_s: dict[int, tuple[float, float]] = {}
+        used: dict[int, tuple[float, float]] = {}
         with subprocess.Popen(command, stdout=sys.stderr) as process:
             while process.poll() is None:
                 step = max((int(record["step"]) for record in read(metrics)), default=0)
-                if step not in cpu_s:
-                    cpu_s[step] = processor_s(process.pid)
+                if step not in used:
+                    used[step] = processor_s(process.pid)
                 time.sleep(POLL_S)
         if process.returncode:
             sys.exit(f"error: the run ended with {process.returncode}")
         records = [record for record in read(metrics) if record["step"] > FIRST]
-    first, last = min(step for step in cpu_s if step >= FIRST), max(step for step in cpu_s if step < num_steps)
-    per_step = [(after - before) / (last - first) for before, after in zip(cpu_s[first], cpu_s[last])]
+    first, last = min(step for step in used if step >= FIRST), max(step for step in used if step < num_steps)
+    per_step = [(after - before) / (last - first) for before, after in zip(used[first], used[last])]
     return Measured(
         step_s=median(record["time/step_s"] for record in records),
         journal_s=median(record["time/journal_s"] for record in records),
@@ -117,15 +118,14 @@ def read(metrics: Path) -> Iterator[dict[str, float]]:
 def processor_s(supervisor: int) -> tuple[float, float]:
     """Return the processor seconds of all processes of a run so far, and those of its supervisor and launcher."""
     process = psutil.Process(supervisor)
-    launchers = [child for child in process.children() if "yatt_mm.train" in child.cmdline()]
-    watching = sum(sum(one.cpu_times()[:2]) for one in (process, *launchers))
+    launchers = [child.pid for child in process.children() if "yatt_mm.train" in child.cmdline()]
     every = 0.0
     for one in (process, *process.children(recursive=True)):
         try:
             every += sum(one.cpu_times()[:4])  # with those of children that have ended
         except psutil.NoSuchProcess:
             continue
-    return every, watching
+    return every, cpu_s([supervisor, *launchers])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from yatt_mm.hosts.start_hosts import devices_of, start_hosts
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.preflight.run_checks import check_run
-from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.reporting.report import Reporter
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.begun_start import find_begun
@@ -49,7 +48,7 @@ from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signal
 from yatt_mm.runtime.start_point import find_start
 from yatt_mm.runtime.stopping import Stopping
 from yatt_mm.runtime.summary import plan_of, summarise, table_of, tell_left_out, tell_what_is_saved
-from yatt_mm.runtime.supervised import LIFELINE, LauncherLoss
+from yatt_mm.runtime.supervised import LIFELINE
 from yatt_mm.runtime.watch import Watch
 
 
@@ -198,7 +197,8 @@ def _run(
             controllers = crew.start_controllers(crew.team(), start)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     if LIFELINE.loss is not None:
-        _note_repair(config, LIFELINE.loss, start.step)
+        done = f"all started again; the run goes on after step {start.step}"
+        LIFELINE.loss.note(config.run_dir, done)
     reporter = stack.enter_context(
         Reporter(
             config.run_dir,
@@ -320,20 +320,6 @@ def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: lis
             start = repairs.repair(error, controllers, runs)
         with _lost_while("controllers were started again"):
             controllers = crew.start_controllers(crew.team(), start)
-
-
-def _note_repair(config: Config, loss: LauncherLoss, step: int) -> None:
-    """Write down that the run was started again, because its launcher or a part without which it cannot go on was
-    lost."""
-    FaultLog(config.run_dir).add(
-        who="the launcher",
-        role="launcher",
-        phase=loss.phase,
-        step=loss.step,
-        why=loss.why,
-        done=f"all started again; the run goes on after step {step}",
-        seconds=LIFELINE.seconds_since_loss(),
-    )
 
 
 def _stopped(config: Config, stopping: Stopping, step: int, *, has_moved: bool) -> YattError:

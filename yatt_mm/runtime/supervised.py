@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dataplane.core.process import signal_on_parent_death
+from yatt_mm.reporting.fault_log import FaultLog
 
 STATE_BYTES = 1 << 16
 """The size of the state's file."""
@@ -30,6 +32,18 @@ class LauncherLoss:
     step: int
     began_s: float
     """The time, in seconds since the epoch."""
+
+    def note(self, run_dir: Path, done: str) -> None:
+        """Write down that the launcher, or a part without which it cannot go on, was lost, and what was done."""
+        FaultLog(run_dir).add(
+            who="the launcher",
+            role="launcher",
+            phase=self.phase,
+            step=self.step,
+            why=self.why,
+            done=done,
+            seconds=time.time() - self.began_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +132,6 @@ class Lifeline:
         if self._file is not None:
             self.tell(lost=why)
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def seconds_since_loss(self) -> float:
-        """Return the time since the earlier launcher was lost."""
-        return 0.0 if self.loss is None else time.time() - self.loss.began_s
 
 
 LIFELINE = Lifeline()

@@ -20,7 +20,6 @@ from pathlib import Path
 from dataplane.core.process import adopt_descendants
 from yatt_mm.common.owned_dirs import remove_orphans
 from yatt_mm.hosts.scratch import remove_scratch_of_dead_runs
-from yatt_mm.reporting.fault_log import FaultLog
 from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, on_signals, signals_restored
 from yatt_mm.runtime.supervised import START, VARIABLE, LauncherLoss, LauncherState, Order
 
@@ -28,6 +27,8 @@ LAUNCHER = ("-m", "yatt_mm.train")
 """What Python runs as the launcher."""
 LOST = 70
 """The exit status of a launcher whose run has to be started again (`EX_SOFTWARE` of sysexits.h)."""
+ENDED = "ended the run"
+"""What `faults.jsonl` says of a loss that is not repaired."""
 END_S = 20.0
 """The seconds in which what a launcher left must end after SIGTERM."""
 
@@ -78,7 +79,7 @@ class Supervisor:
                 remove_orphans(folder.parent, folder.name)
             if state.is_ended and status != LOST:
                 if loss is not None and state.phase == START and status not in (0, SAVED_AND_STOPPED, INTERRUPTED):
-                    _note_end(self._state, loss)
+                    loss.note(Path(self._state.run_dir), ENDED)
                 return status
             if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
                 state = replace(self._state, phase=START, lost=state.lost)
@@ -162,22 +163,9 @@ def _give_up(state: LauncherState, loss: LauncherLoss) -> None:
     print(f"error: {loss.why}", file=sys.stderr)
     if not state.run_dir:
         return
-    _note_end(state, loss)
+    loss.note(Path(state.run_dir), ENDED)
     print(
         f"faults.max_restarts is {state.max_restarts}; start {state.run_dir} again with --resume to go on from its "
         "newest checkpoint",
         file=sys.stderr,
-    )
-
-
-def _note_end(state: LauncherState, loss: LauncherLoss) -> None:
-    """Write down that the run ends with this loss."""
-    FaultLog(Path(state.run_dir)).add(
-        who="the launcher",
-        role="launcher",
-        phase=loss.phase,
-        step=loss.step,
-        why=loss.why,
-        done="ended the run",
-        seconds=time.time() - loss.began_s,
     )
