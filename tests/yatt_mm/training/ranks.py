@@ -28,8 +28,7 @@ GRACE_S = 5.0
 
 
 class RankPool:
-    """Up to eight ranks. They are started when they are first needed, and again after a job that left some of them
-    stuck or dead."""
+    """Up to eight ranks. They are started when they are first needed, and again after a job that failed."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -54,11 +53,13 @@ class RankPool:
             for pipe in pipes:
                 pipe.send((world_size, f"file://{Path(folder) / 'store'}", job, args))
             outcomes = _collect(pipes)
-        failures = [outcome for is_good, outcome in outcomes.values() if not is_good]
-        if len(outcomes) < world_size or any(not process.is_alive() for process, _ in self._ranks):
-            silent = sorted(set(range(world_size)) - outcomes.keys())
-            failures.append(f"no answer from ranks {silent}")
-            self.close()
+            failures = [outcome for is_good, outcome in outcomes.values() if not is_good]
+            if silent := sorted(set(range(world_size)) - outcomes.keys()):
+                failures.append(f"no answer from ranks {silent}")
+            if failures or any(not process.is_alive() for process, _ in self._ranks):
+                # Before the folder goes, as a rank may still write there. A rank whose group failed to start has
+                # counted it all the same: it would not find the others in the next one.
+                self.close()
         assert not failures, "\n".join(failures)
         return [outcomes[rank][1] for rank in range(world_size)]
 
