@@ -16,8 +16,10 @@ from tests.made_once import made_once
 from tests.tables import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401  are hooks
 from yatt_mm.common.large_imports import kept_objects
 
-# numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there
+# numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there; those
+# of torch, in tests beside each other, wait for one another on processors that are busy
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp

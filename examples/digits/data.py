@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from examples.shards import write_parts
 
@@ -51,6 +50,8 @@ class Split:
 
 def make_split(*, seed: int = 0) -> Split:
     """Return every scan once, shuffled by the seed: `NUM_TRAIN` to learn from, and the others held out."""
+    from sklearn.datasets import load_digits  # takes a second
+
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.target))
     samples = tuple(_make_sample(int(i), digits.images[i], int(digits.target[i])) for i in order)

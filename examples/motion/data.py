@@ -15,7 +15,6 @@ from typing import Any
 
 import cv2  # before decord is, anywhere: each brings a libvpx, and the first one loaded serves both
 import numpy as np
-from sklearn.datasets import load_digits
 
 from examples.shards import write_parts
 
@@ -58,6 +57,8 @@ class Split:
 def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int | None = None) -> Split:
     """Return one clip of every scan, shuffled by the seed: `num_train` to learn from, and the others (or `num_held_out`
     of them) held out."""
+    from sklearn.datasets import load_digits  # takes a second
+
     digits = load_digits()
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(digits.target))

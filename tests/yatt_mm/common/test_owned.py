@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def test_semaphores_of_killed_processes_go_with_the_folder(tmp_path: Path, is_in
     is_held = context.Event()
     before = multiprocessing.current_process()._config["semprefix"]  # type: ignore[attr-defined]
     with owned_folder(tmp_path, "yatt-") as folder:
-        named = folder / "yatt-inside" if is_inside else folder
-        named.mkdir(exist_ok=True)
+        named = Path(tempfile.mkdtemp(dir=folder, prefix="yatt-")) if is_inside else folder
         with semaphores_named(named):
             child = context.Process(target=hold_a_semaphore, args=(is_held,))
             child.start()
