@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.made_once import made_once
+from tests.tables import show_seconds
 from tests.yatt_mm import runs
+from tests.yatt_mm.whole_runs.deaths import PHASES
 
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp
@@ -78,3 +81,12 @@ def whole(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> runs.Fini
     """A run without a break, in which every training sample is drawn at least once, and all responses are kept."""
     arguments = digits.arguments("whole", "rollouts.keep=all", "eval.keep_best=eval/accuracy")
     return made_once(tmp_path_factory, "whole", lambda _: runs.run(arguments))
+
+
+@pytest.fixture(scope="module")
+def repair_seconds(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, float]]]:
+    """[what dies][phase] the seconds of a repair, shown as a table at the end."""
+    seconds: dict[str, dict[str, float]] = {}
+    yield seconds
+    columns = ["what dies", *(phase for _, phase in PHASES)]
+    show_seconds(request.config, "seconds of a repair", columns, seconds, num_digits=1)
