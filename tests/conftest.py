@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.made_once import made_once
 from tests.tables import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401  are hooks
-from yatt_mm.common.large_imports import kept_objects
+from yatt_mm.common.large_imports import large_imports
 
 # numpy's threads keep a processor busy for a moment, in every process that a test starts, and have no work there; those
 # of torch, in tests beside each other, wait for one another on processors that are busy
@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests, and with them most of what they test, without search for garbage."""
-    with kept_objects():
+    """Import the tests, and with them most of what they test, as a run does."""
+    with large_imports():
         return (yield)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 DEADLINE_S = 300.0
 """The deadline of a job in seconds, including the start of its ranks: eight at once take minutes on a busy machine."""
-PRELOADED = ["tests.yatt_mm.training.jobs", "models.compat.megatron_core"]
+PRELOADED = ["tests.yatt_mm.training.preloaded"]
 MAX_THREADS = 150
 """The maximum number of threads of one rank. Process groups of some jobs are never collected, and each wakes its
 threads a hundred times a second. A rank with more threads is started again."""
