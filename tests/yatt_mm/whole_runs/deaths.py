@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,11 @@ PHASES = (
 """(step, phase) in which a process is killed."""
 ENDS_ALL = ("rendezvous", "raylet", "gcs", "launcher")
 """What a run cannot go on without: everything is started again from the newest checkpoint."""
-REPLACED_UNSEEN = ("decode worker", "reward worker")
-"""Workers that are replaced by those that give them work; nothing is written down of it."""
+NOT_WRITTEN_DOWN = ("decode worker", "reward worker", kills.ELSEWHERE)
+"""Workers, which are replaced by those that give them work, and a judge's server, which is waited for: no line of
+`faults.jsonl` is about them."""
+SMALL = ("placement.num_devices=1", "rollout.num_engines=1")
+"""The overrides of a run with one device."""
 
 
 def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
@@ -55,19 +59,29 @@ def trained_on(digits: Digits, name: str) -> list[tuple[int, int, str]]:
 
 
 def repairs(
-    role: str, phases: tuple[tuple[int, str], ...], digits: Digits, undisturbed: str, *overrides: str
+    role: str,
+    phases: tuple[tuple[int, str], ...],
+    digits: Digits,
+    undisturbed: str,
+    *overrides: str,
+    elsewhere: Callable[[], None] | None = None,
 ) -> dict[str, float]:
     """Run with one process of the role killed in each of the phases, and check that the run trained on what the run
-    `undisturbed` trained on, and left nothing behind. Return [phase] the seconds of the repair."""
+    `undisturbed` trained on, and left nothing behind. Return [phase] the seconds of the repair.
+
+    elsewhere: kills the server of a judge, if that is the role.
+    """
     name = f"without_{role.replace(' ', '_')}_from_{phases[0][1]}"
     wanted = [Kill(role=role, step=step, phase=phase, after_s=0.05) for step, phase in phases]
-    finished, done = kills.run(arguments(digits, name, *overrides), wanted)
+    finished, done = kills.run(arguments(digits, name, *overrides), wanted, elsewhere=elsewhere)
     assert finished.status == 0, finished.output
     assert finished.left_behind == []
     assert runs.curve(digits.folder, name) == runs.curve(digits.folder, undisturbed), finished.output
     assert trained_on(digits, name) == trained_on(digits, undisturbed)
     assert done in (wanted, wanted[:-1]), "the run may be over before the last one"
-    if role in REPLACED_UNSEEN:
+    if role == kills.ELSEWHERE:
+        assert "waiting: the server of judge away" in finished.output, finished.output
+    if role in NOT_WRITTEN_DOWN:
         return {}
     path: Path = digits.run(name)
     found = [fault["seconds"] for fault in kills.faults(path)]

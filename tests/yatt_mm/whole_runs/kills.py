@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ PATTERNS = {
     "launcher": "yatt_mm.train",
 }
 """[role] what the command line of its processes contains."""
+ELSEWHERE = "judge elsewhere"
+"""The role of a judge's server, which is no process of a run."""
 PHASES = Path(__file__).parent / "phases"
 POLL_S = 0.005
 
@@ -55,8 +58,9 @@ class Kill:
 class Killer:
     """Kills processes of one run, one after the other. A thread."""
 
-    def __init__(self, mark: str, phases: Path, kills: list[Kill]) -> None:
+    def __init__(self, mark: str, phases: Path, kills: list[Kill], elsewhere: Callable[[], None] | None) -> None:
         self.done: list[Kill] = []
+        self._elsewhere = elsewhere
         self._mark = mark
         self._phases = phases
         self._kills = kills
@@ -74,6 +78,11 @@ class Killer:
         for kill in self._kills:
             if not self._wait_for(kill):
                 return
+            if kill.role == ELSEWHERE:
+                assert self._elsewhere is not None
+                self._elsewhere()
+                self.done.append(kill)
+                continue
             came_s = time.monotonic()
             pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
             time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
@@ -102,9 +111,16 @@ def _process_of(mark: str, role: str) -> int:
     return pid
 
 
-def run(command: list[str], kills: list[Kill], *, came: list[str] | None = None) -> tuple[runs.Finished, list[Kill]]:
+def run(
+    command: list[str],
+    kills: list[Kill],
+    *,
+    came: list[str] | None = None,
+    elsewhere: Callable[[], None] | None = None,
+) -> tuple[runs.Finished, list[Kill]]:
     """Run the command to its end, and return the result and which of the kills took place. `came` gets a line for each
-    phase to which a controller came: step, phase, and the number of its process."""
+    phase to which a controller came: step, phase, and the number of its process. `elsewhere` kills what is `ELSEWHERE`.
+    """
     before = runs.shared_memory()
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
@@ -118,7 +134,7 @@ def run(command: list[str], kills: list[Kill], *, came: list[str] | None = None)
         for folder in {kill.folder for kill in kills if kill.folder is not None}:
             patch.setenv("YATT_TEST_HELD", str(folder))
         with runs.started(command, temporary=Path(temporary)) as (process, mark):
-            killer = Killer(mark, phases, kills)
+            killer = Killer(mark, phases, kills, elsewhere)
             try:
                 return runs.finish(process, mark, before, Path(temporary)), killer.done
             finally:

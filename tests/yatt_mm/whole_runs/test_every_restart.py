@@ -12,12 +12,10 @@ from tests.yatt_mm.whole_runs.conftest import Digits
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
-SMALL = ("placement.num_devices=1", "rollout.num_engines=1")
-
 
 @pytest.fixture(scope="module")
 def undisturbed(digits: Digits) -> str:
-    finished = runs.run(deaths.arguments(digits, "undisturbed_small", *SMALL))
+    finished = runs.run(deaths.arguments(digits, "undisturbed_small", *deaths.SMALL))
     assert finished.status == 0, finished.output
     return "undisturbed_small"
 
@@ -26,4 +24,4 @@ def undisturbed(digits: Digits) -> str:
 def test_a_run_starts_again_after_the_death_of(
     role: str, undisturbed: str, digits: Digits, repair_seconds: dict[str, dict[str, float]]
 ) -> None:
-    repair_seconds[role] = deaths.repairs(role, deaths.PHASES, digits, undisturbed, *SMALL)
+    repair_seconds[role] = deaths.repairs(role, deaths.PHASES, digits, undisturbed, *deaths.SMALL)
