@@ -119,14 +119,16 @@ def started(
             process.communicate()
 
 
-def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
+def finish(
+    process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path, *, deadline_s: float = DEADLINE_S
+) -> Finished:
     """Wait for the end of a run and return its result, with everything that it left behind."""
     try:
-        output, _ = process.communicate(timeout=DEADLINE_S)
+        output, _ = process.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
+        raise AssertionError(f"the run did not end in {deadline_s:g} s:\n{output}") from None
     deadline = time.monotonic() + 30
     while (left := leftovers(mark, before, temporary)) and time.monotonic() < deadline:
         time.sleep(0.1)  # the kernel takes a moment to end what was told to end

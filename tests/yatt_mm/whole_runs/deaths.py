@@ -31,19 +31,18 @@ ENDS_ALL = ("rendezvous", "raylet", "gcs", "launcher")
 NOT_WRITTEN_DOWN = ("decode worker", "reward worker", kills.ELSEWHERE)
 """Workers, which are replaced by those that give them work, and a judge's server, which is waited for: no line of
 `faults.jsonl` is about them."""
-SMALL = ("placement.num_devices=1", "rollout.num_engines=1")
-"""The overrides of a run with one device."""
+DEADLINE_S = 1200.0
+"""The deadline of a run in seconds, which may start nine times."""
 
 
 def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
-    """Return the arguments of a run with a judge that comes to every phase."""
+    """Return the arguments of a run that comes to every phase if the overrides have a judge."""
     return digits.arguments(
         name,
         f"train.steps={NUM_STEPS}",
         "eval.every=4",
         "rollouts.keep=all",
         "dataplane.memory=128MiB",
-        *runs.judge(digits.model),
         *overrides,
     )
 
@@ -73,7 +72,7 @@ def repairs(
     """
     name = f"without_{role.replace(' ', '_')}_from_{phases[0][1]}"
     wanted = [Kill(role=role, step=step, phase=phase, after_s=0.05) for step, phase in phases]
-    finished, done = kills.run(arguments(digits, name, *overrides), wanted, elsewhere=elsewhere)
+    finished, done = kills.run(arguments(digits, name, *overrides), wanted, elsewhere=elsewhere, deadline_s=DEADLINE_S)
     assert finished.status == 0, finished.output
     assert finished.left_behind == []
     assert runs.curve(digits.folder, name) == runs.curve(digits.folder, undisturbed), finished.output

@@ -117,6 +117,7 @@ def run(
     *,
     came: list[str] | None = None,
     elsewhere: Callable[[], None] | None = None,
+    deadline_s: float = runs.DEADLINE_S,
 ) -> tuple[runs.Finished, list[Kill]]:
     """Run the command to its end, and return the result and which of the kills took place. `came` gets a line for each
     phase to which a controller came: step, phase, and the number of its process. `elsewhere` kills what is `ELSEWHERE`.
@@ -136,7 +137,7 @@ def run(
         with runs.started(command, temporary=Path(temporary)) as (process, mark):
             killer = Killer(mark, phases, kills, elsewhere)
             try:
-                return runs.finish(process, mark, before, Path(temporary)), killer.done
+                return runs.finish(process, mark, before, Path(temporary), deadline_s=deadline_s), killer.done
             finally:
                 killer.stop()
                 if came is not None:

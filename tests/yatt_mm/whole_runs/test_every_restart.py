@@ -1,27 +1,80 @@
 """Tests that kill what a run cannot go on without, once in every phase: everything is started again from the newest
-checkpoint, and the run trains on what a run without a fault trains on. It has one device with an engine, a judge and a
-rank, because their starts take most of the time."""
+checkpoint, and the run trains on what a run without a fault trains on. It has one device with one engine, one rank, and
+a judge elsewhere, because their starts take most of the time. The judge's server dies in every phase too."""
 
 from __future__ import annotations
 
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from aiohttp import web
 
 from tests.yatt_mm import runs
+from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
 from tests.yatt_mm.whole_runs import deaths
 from tests.yatt_mm.whole_runs.conftest import Digits
+from tests.yatt_mm.whole_runs.kills import ELSEWHERE
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
+AWAY_S = 2.0
+"""The time in seconds after which the server is there again."""
+
 
 @pytest.fixture(scope="module")
-def undisturbed(digits: Digits) -> str:
-    finished = runs.run(deaths.arguments(digits, "undisturbed_small", *deaths.SMALL))
+def server() -> Iterator[ChatServer]:
+    """A server whose verdicts differ, but not from one question to the same question."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return verdict((1 + zlib.crc32(words_of(body).encode()) % 98) / 100)
+
+    with serving(reply) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(server: ChatServer) -> tuple[str, ...]:
+    """Overrides of the runs."""
+    return (
+        "placement.num_devices=1",
+        "rollout.num_engines=1",
+        f"reward.judges.away.url={server.url}",
+        "reward.judges.away.model=judge",
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small: tuple[str, ...], digits: Digits) -> str:
+    finished = runs.run(deaths.arguments(digits, "undisturbed_small", *small))
     assert finished.status == 0, finished.output
     return "undisturbed_small"
 
 
 @pytest.mark.parametrize("role", deaths.ENDS_ALL)
 def test_a_run_starts_again_after_the_death_of(
-    role: str, undisturbed: str, digits: Digits, repair_seconds: dict[str, dict[str, float]]
+    role: str,
+    small: tuple[str, ...],
+    undisturbed: str,
+    digits: Digits,
+    repair_seconds: dict[str, dict[str, float]],
 ) -> None:
-    repair_seconds[role] = deaths.repairs(role, deaths.PHASES, digits, undisturbed, *deaths.SMALL)
+    repair_seconds[role] = deaths.repairs(role, deaths.PHASES, digits, undisturbed, *small)
+
+
+def test_a_run_waits_for_a_server_that_dies(
+    small: tuple[str, ...], undisturbed: str, digits: Digits, server: ChatServer
+) -> None:
+    timers: list[threading.Timer] = []
+
+    def dies() -> None:
+        if not any(timer.is_alive() for timer in timers):  # or it is away already
+            server.stop()
+            timers.append(threading.Timer(AWAY_S, server.start))
+            timers[-1].start()
+
+    deaths.repairs(ELSEWHERE, deaths.PHASES, digits, undisturbed, *small, elsewhere=dies)
+    for timer in timers:
+        timer.join()
