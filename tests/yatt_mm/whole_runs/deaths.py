@@ -26,8 +26,6 @@ PHASES = (
     (8, "export"),
 )
 """(step, phase) in which a process is killed."""
-ENDS_ALL = ("rendezvous", "raylet", "gcs", "launcher")
-"""What a run cannot go on without: everything is started again from the newest checkpoint."""
 NOT_WRITTEN_DOWN = ("decode worker", "reward worker", kills.ELSEWHERE)
 """Workers, which are replaced by those that give them work, and a judge's server, which is waited for: no line of
 `faults.jsonl` is about them."""

@@ -1,6 +1,6 @@
-"""Tests that kill what a run cannot go on without, once in every phase: everything is started again from the newest
-checkpoint, and the run trains on what a run without a fault trains on. It has one device with one engine, one rank, and
-a judge elsewhere, because their starts take most of the time. The judge's server dies in every phase too."""
+"""Tests that kill what `test_every_death.py` does not, once in every phase: it is started again, or everything is from
+the newest checkpoint, and the run trains on what a run without a fault trains on. There is one device with one engine,
+one rank, and a judge elsewhere, because starts take most of the time. The judge's server dies in every phase too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from aiohttp import web
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
-from tests.yatt_mm.whole_runs import deaths
+from tests.yatt_mm.whole_runs import deaths, test_every_death
 from tests.yatt_mm.whole_runs.conftest import Digits
-from tests.yatt_mm.whole_runs.kills import ELSEWHERE
+from tests.yatt_mm.whole_runs.kills import ELSEWHERE, PATTERNS
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
+ROLES = [role for role in PATTERNS if role not in ("node", *test_every_death.ROLES)]
+# a node that dies six times in a minute is given up, so it has a run for each half of the phases
+RUNS = [("node", deaths.PHASES[:4]), ("node", deaths.PHASES[4:]), *((role, deaths.PHASES) for role in ROLES)]
 AWAY_S = 2.0
 """The time in seconds after which the server is there again."""
 
@@ -53,15 +56,17 @@ def undisturbed(small: tuple[str, ...], digits: Digits) -> str:
     return "undisturbed_small"
 
 
-@pytest.mark.parametrize("role", deaths.ENDS_ALL)
-def test_a_run_starts_again_after_the_death_of(
+@pytest.mark.parametrize(("role", "phases"), RUNS, ids=lambda value: value if isinstance(value, str) else value[0][1])
+def test_a_run_survives_the_death_of(
     role: str,
+    phases: tuple[tuple[int, str], ...],
     small: tuple[str, ...],
     undisturbed: str,
     digits: Digits,
     repair_seconds: dict[str, dict[str, float]],
 ) -> None:
-    repair_seconds[role] = deaths.repairs(role, deaths.PHASES, digits, undisturbed, *small)
+    if found := deaths.repairs(role, phases, digits, undisturbed, *small):
+        repair_seconds.setdefault(role, {}).update(found)
 
 
 def test_a_run_waits_for_a_server_that_dies(
