@@ -111,9 +111,13 @@ class Killer:
 
 
 def _process_of(mark: str, role: str) -> int:
-    """Return a process of this role."""
-    deadline_s = 1 if role in WHEN_NEEDED else 20
-    pid = runs.wait_for_process(mark, PATTERNS[role].replace(" ", r"\W"), deadline_s=deadline_s)
+    """Return a process of this role. Raises AssertionError if there is none."""
+    if role == "decode worker":  # has none of the environment of its node
+        node = psutil.Process(runs.wait_for_process(mark, PATTERNS["node"].replace(" ", r"\W"), deadline_s=20))
+        workers = [child.pid for child in node.children() if any(PATTERNS[role] in part for part in child.cmdline())]
+        assert workers, "no worker has been needed since the last one was killed"
+        return workers[0]
+    pid = runs.wait_for_process(mark, PATTERNS[role].replace(" ", r"\W"), deadline_s=20)
     if role == "launcher":  # the first one found is its supervisor
         (pid,) = (child.pid for child in psutil.Process(pid).children() if "yatt_mm.train" in child.cmdline())
     return pid
