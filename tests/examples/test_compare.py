@@ -79,10 +79,10 @@ def small(split: Split, tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 def test_the_answer_is_the_larger_digit_and_no_scan_is_in_both_parts() -> None:
-    split = make_split(seed=1, num_train=400, num_held_out=200)
-    scans = digits.make_split(seed=1)
     from sklearn.datasets import load_digits  # takes a second
 
+    split = make_split(seed=1, num_train=400, num_held_out=200)
+    scans = digits.make_split(seed=1)
     targets = load_digits().target
     digit_of = {scan.png: int(targets[int(scan.key)]) for scan in (*scans.train, *scans.held_out)}
     for pairs in (split.train, split.held_out):

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,6 @@ PATTERNS = {
 """[role] what the command line of its processes contains."""
 WHEN_NEEDED = ("decode worker",)
 """Roles whose processes are replaced when there is something to do for them, so there may be none in a phase."""
-ELSEWHERE = "judge elsewhere"
-"""The role of a judge's server, which is no process of a run."""
 PHASES = Path(__file__).parent / "phases"
 POLL_S = 0.005
 
@@ -55,14 +54,16 @@ class Kill:
     folder: Path | None = None
     """A checkpoint that is being written. The process is killed when it is there, and no rank finishes it before."""
     signal: signal.Signals = signal.SIGKILL
+    act: Callable[[], None] | None = None
+    """What ends something that is no process of the run."""
 
 
 class Killer:
     """Kills processes of one run, one after the other. A thread."""
 
-    def __init__(self, mark: str, phases: Path, kills: list[Kill], elsewhere: Callable[[], None] | None) -> None:
+    def __init__(self, mark: str, phases: Path, kills: list[Kill]) -> None:
         self.done: list[Kill] = []
-        self._elsewhere = elsewhere
+        self._error: Exception | None = None
         self._mark = mark
         self._phases = phases
         self._kills = kills
@@ -73,28 +74,35 @@ class Killer:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread. Raises what it raised."""
         self._is_over.set()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
-        for kill in self._kills:
-            if not self._wait_for(kill):
-                return
-            if kill.role == ELSEWHERE:
-                assert self._elsewhere is not None
-                self._elsewhere()
-                self.done.append(kill)
-                continue
-            came_s = time.monotonic()
-            try:
-                pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
-            except AssertionError:
-                if kill.role not in WHEN_NEEDED:
-                    raise
-                continue
-            time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
-            while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
-                pass
+        try:
+            for kill in self._kills:
+                if not self._wait_for(kill):
+                    return
+                self._do(kill)
+        except Exception as error:
+            if not self._is_over.is_set():  # else what it looked for has ended with the run
+                self._error = error
+
+    def _do(self, kill: Kill) -> None:
+        if kill.act is not None:
+            kill.act()
+            self.done.append(kill)
+            return
+        came_s = time.monotonic()
+        pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
+        if pid is None:
+            return
+        time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
+        while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
+            pass
+        with suppress(ProcessLookupError):  # it may have ended with the run
             os.kill(pid, kill.signal)
             self.done.append(kill)
 
@@ -110,13 +118,15 @@ class Killer:
         return False
 
 
-def _process_of(mark: str, role: str) -> int:
-    """Return a process of this role. Raises AssertionError if there is none."""
+def _process_of(mark: str, role: str) -> int | None:
+    """Return a process of this role, or None if there is none and it is one of `WHEN_NEEDED`."""
     if role == "decode worker":  # has none of the environment of its node
         node = psutil.Process(runs.wait_for_process(mark, PATTERNS["node"].replace(" ", r"\W"), deadline_s=20))
-        workers = [child.pid for child in node.children() if any(PATTERNS[role] in part for part in child.cmdline())]
-        assert workers, "no worker has been needed since the last one was killed"
-        return workers[0]
+        for child in node.children():
+            with suppress(psutil.NoSuchProcess):  # also one that was killed, and is not missed yet
+                if any(PATTERNS[role] in part for part in child.cmdline()):
+                    return child.pid
+        return None
     pid = runs.wait_for_process(mark, PATTERNS[role].replace(" ", r"\W"), deadline_s=20)
     if role == "launcher":  # the first one found is its supervisor
         (pid,) = (child.pid for child in psutil.Process(pid).children() if "yatt_mm.train" in child.cmdline())
@@ -128,12 +138,10 @@ def run(
     kills: list[Kill],
     *,
     came: list[str] | None = None,
-    elsewhere: Callable[[], None] | None = None,
     deadline_s: float = runs.DEADLINE_S,
 ) -> tuple[runs.Finished, list[Kill]]:
     """Run the command to its end, and return the result and which of the kills took place. `came` gets a line for each
-    phase to which a controller came: step, phase, and the number of its process. `elsewhere` kills what is `ELSEWHERE`.
-    """
+    phase to which a controller came: step, phase, and the number of its process."""
     before = runs.shared_memory()
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
@@ -147,7 +155,7 @@ def run(
         for folder in {kill.folder for kill in kills if kill.folder is not None}:
             patch.setenv("YATT_TEST_HELD", str(folder))
         with runs.started(command, temporary=Path(temporary)) as (process, mark):
-            killer = Killer(mark, phases, kills, elsewhere)
+            killer = Killer(mark, phases, kills)
             try:
                 return runs.finish(process, mark, before, Path(temporary), deadline_s=deadline_s), killer.done
             finally:

@@ -16,7 +16,7 @@ from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
 from tests.yatt_mm.whole_runs import deaths, test_every_death
 from tests.yatt_mm.whole_runs.conftest import Digits
-from tests.yatt_mm.whole_runs.kills import ELSEWHERE, PATTERNS
+from tests.yatt_mm.whole_runs.kills import PATTERNS
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
@@ -80,6 +80,6 @@ def test_a_run_waits_for_a_server_that_dies(
             timers.append(threading.Timer(AWAY_S, server.start))
             timers[-1].start()
 
-    deaths.repairs(ELSEWHERE, deaths.PHASES, digits, undisturbed, *small, elsewhere=dies)
+    deaths.repairs(deaths.ELSEWHERE, deaths.PHASES, digits, undisturbed, *small, act=dies)
     for timer in timers:
         timer.join()
