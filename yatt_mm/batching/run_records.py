@@ -10,6 +10,9 @@ from typing import Any
 from yatt_mm.common.errors import DataError
 from yatt_mm.common.reasons import Reasons
 
+TOLD_ONCE = ("quarantine", "skipped", "failure")
+"""The kinds of records that come again after a fault, because their step is repeated."""
+
 
 class RunRecords:
     """Takes records from controllers, and keeps them until the launcher takes them."""
@@ -20,15 +23,16 @@ class RunRecords:
         self._reasons = Reasons()
         """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
         self._notices: set[frozenset[tuple[str, Any]]] = set()
-        """What was said of samples that are left out, without the step."""
+        """What was taken of the kinds `TOLD_ONCE`, without the step: a sample may be found in another one."""
 
     def put(self, record: dict[str, Any]) -> bool:
-        """Take a record. Return False for a notice of a sample that was taken before: after a fault it comes again."""
-        if record["kind"] == "quarantine":
+        """Take a record. Return False for a notice that was taken before: after a fault it comes again."""
+        if record["kind"] in TOLD_ONCE:
             notice = frozenset((name, value) for name, value in record.items() if name != "step")
             if notice in self._notices:
                 return False
             self._notices.add(notice)
+        if record["kind"] == "quarantine":
             self._reasons.add(record["reason"])
         self._records.append(record)
         self._news.set()

@@ -272,6 +272,24 @@ def test_a_notice_that_comes_again_with_the_step_is_told_once() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "skipped", "step": 1, "why": "the loss is nan", "folder": "skipped/step_000001"},
+        {"kind": "failure", "who": "reward.judges.a", "num_failed": 1, "what": "TimeoutError", "among": "step 1"},
+    ],
+)
+def test_a_warning_of_a_step_that_is_repeated_is_told_once(record: dict[str, object]) -> None:
+    async def run() -> None:
+        meeting = make(1)
+        assert await meeting.put_record(dict(record))
+        assert not await meeting.put_record(dict(record))
+        assert len(await meeting.take_records(0.0)) == 1
+        assert await meeting.why_left_out() == "", "no sample was left out"
+
+    asyncio.run(run())
+
+
 def test_calls_of_controllers_that_are_gone_end_and_a_stop_holds_for_those_that_follow() -> None:
     async def run() -> None:
         meeting = make(1)
