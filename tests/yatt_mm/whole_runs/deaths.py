@@ -40,7 +40,9 @@ def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
     return digits.arguments(
         name,
         f"train.steps={NUM_STEPS}",
-        "eval.every=4",
+        "train.prompts_per_step=16",
+        "train.num_minibatches=2",
+        f"eval.every={NUM_STEPS}",
         "rollouts.keep=all",
         "dataplane.memory=128MiB",
         *overrides,

@@ -20,9 +20,15 @@ from tests.yatt_mm.whole_runs.kills import PATTERNS
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
-ROLES = [role for role in PATTERNS if role not in ("node", *test_every_death.ROLES)]
-# a node that dies six times in a minute is given up, so it has a run for each half of the phases
-RUNS = [("node", deaths.PHASES[:4]), ("node", deaths.PHASES[4:]), *((role, deaths.PHASES) for role in ROLES)]
+HALVES = {
+    # a node that dies six times in a minute is given up, so it has a run for each half of the phases
+    "node": [deaths.PHASES[:4], deaths.PHASES[4:]],
+    # the whole run starts again, whichever of these dies, so each has every second phase
+    "gcs": [deaths.PHASES[::2]],
+    "launcher": [deaths.PHASES[1::2]],
+}
+ROLES = [role for role in PATTERNS if role not in test_every_death.ROLES]
+RUNS = [(role, phases) for role in ROLES for phases in HALVES.get(role, [deaths.PHASES])]
 AWAY_S = 2.0
 """The time in seconds after which the server is there again."""
 

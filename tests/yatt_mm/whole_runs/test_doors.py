@@ -41,7 +41,6 @@ class Running:
     """The folder with the run's results and its temporary files. Every user can enter it."""
     uri: str
     """The address of its node."""
-    launcher: psutil.Process
     processes: list[psutil.Process]
 
     def ports(self) -> set[tuple[str, int]]:
@@ -141,7 +140,7 @@ def running(tiny_dir: Path) -> Iterator[Running]:
                     break
             assert process.poll() is None, "".join(said)
             (uri,) = (line.split()[3].rstrip(",") for line in said if line.startswith("data plane at "))
-            yield Running(folder, uri, psutil.Process(process.pid), list(processes(mark)))
+            yield Running(folder, uri, list(processes(mark)))
             _wait_for_more_steps(folder, process)
             process.terminate()
             done = runs.finish(process, mark, before, temporary)
@@ -170,7 +169,7 @@ def test_it_listens_on_loopback_alone_and_nothing_answers_without_a_token(runnin
 def gloo(running: Running) -> set[tuple[str, int]]:
     """Return the addresses at which the ranks, and the processes that compute for an engine, wait for each other."""
     waiting = [one for one in running.processes if any(name in str(one.cmdline()) for name in ("TrainActor", "Worker"))]
-    return Running(running.folder, running.uri, running.launcher, waiting).ports()
+    return Running(running.folder, running.uri, waiting).ports()
 
 
 def test_the_node_answers_to_its_token_alone(running: Running) -> None:
@@ -182,11 +181,11 @@ def test_the_node_answers_to_its_token_alone(running: Running) -> None:
         assert client.stat()["num_media"] > 0
 
 
-def test_no_process_inherits_the_key_of_a_judge(running: Running) -> None:
+def test_no_process_but_the_command_itself_has_the_key_of_a_judge(running: Running) -> None:
     (file,) = (running.folder / "tmp").rglob("judge_key_away")
     assert file.read_text().strip() == KEY
     for one in running.processes:
-        if one != running.launcher:
+        if "yatt_mm.train" not in one.cmdline():  # the supervisor, and the launcher that it may have to start again
             assert KEY not in str(one.environ()), one.cmdline()
 
 
@@ -212,7 +211,7 @@ def test_another_user_of_the_machine_can_read_call_and_fill_nothing(running: Run
     assert sum(path.is_socket() for path in tried) >= 8, "Ray's, and vLLM's between its processes"
     for name in ("ray_token", "node_token", "judge_key_away", "ranks_store", "metrics.jsonl", "psm_", "yatt-weights-"):
         assert any(path.name.startswith(name) for path in tried), name
-    assert len(targets.ports) >= 60 and len(targets.pids) >= 20
+    assert len(targets.ports) >= 60 and len(targets.pids) >= 15
 
 
 def _tried_by_another(running: Running) -> tuple[set[Found], Targets]:
