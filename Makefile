@@ -7,7 +7,8 @@
 # make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
 # make check    lint and types only
 # make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
-# make faults   more whole runs that are killed and interrupted
+# make faults   more whole runs of which processes are killed
+# make endings  whole runs that are told to end, or must end
 # make hosts    whole runs over several hosts, which are namespaces of this machine; needs root
 # make host-faults  the same, in every phase of which a host, its Ray or its link is lost
 # make mutants  300 small changes of the product, drawn at random, which some test must notice
@@ -27,7 +28,7 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one k
 
 export PYTHONDONTWRITEBYTECODE =# a run has twenty processes, and the tests have hundreds: what one compiled, all use
 
-.PHONY: train judge motion compare algorithms test unit check parity faults hosts host-faults mutants explore light data clean
+.PHONY: train judge motion compare algorithms test unit check parity faults endings hosts host-faults mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -73,7 +74,10 @@ parity: $(STAMP)
 	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/examples tests/benchmarks -m parity $(ARGS)
 
 faults: $(STAMP)
-	$(PYTHON) -m pytest -m "faults and not hosts" -n 2 $(BESIDE) $(ARGS)
+	$(PYTHON) -m pytest -m "faults and not (hosts or endings)" -n 2 $(BESIDE) $(ARGS)
+
+endings: $(STAMP)
+	$(PYTHON) -m pytest -m endings -n 2 $(BESIDE) $(ARGS)
 
 hosts: $(STAMP)
 	$(PYTHON) -m pytest tests/hosts -m "not faults" $(ARGS)

@@ -4,6 +4,7 @@ leaves behind."""
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -182,6 +183,7 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
         except OSError:
             continue
     held = {name for name in appeared if _is_held(Path("/dev/shm") / name)}
+    held |= {name for name in appeared if name.startswith("sem.") and _folder_of(name, temporary)}
     held |= {name for name in appeared if any(name.startswith(f"sem.{folder}-") for folder in held)}
     return left + [f"/dev/shm/{name}" for name in appeared - held]
 
@@ -198,6 +200,14 @@ def mapped_segments(maps: str) -> set[str]:
             if str(path.stat().st_ino) in numbers:
                 names.add(path.name)
     return names
+
+
+def _folder_of(semaphore: str, temporary: Path) -> Path | None:
+    """Return the folder of another run after which a semaphore is named. It may be that of an engine that was killed,
+    and that run removes both."""
+    name = semaphore.removeprefix("sem.").rpartition("-")[0]
+    found = map(Path, glob.glob(f"{temporary.parent}/yt-*/**/{name}", recursive=True))
+    return next((folder for folder in found if not folder.is_relative_to(temporary)), None)
 
 
 def _is_held(folder: Path) -> bool:

@@ -85,7 +85,7 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
         finally:
             os.close(fd)
     if removed:
-        log.warning("removed what a run that was killed had left: %s", ", ".join(map(str, removed)))
+        log.warning("removed what killed processes had left: %s", ", ".join(map(str, removed)))
     return removed
 
 

@@ -7,6 +7,7 @@ import logging
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ class EngineProcess:
     """The processes of this engine alone, without those that the caller started before or starts later."""
 
     def __init__(self) -> None:
-        self._tmp_dir: str | None = None
+        self._folder = ExitStack()
+        """Owns the folder for temporary files. That of an engine whose process was killed goes with the next one's
+        start."""
         self._others = child_processes.children()
         self._had_tracker = child_processes.tracker_pid() is not None
         self._launching = threading.Lock()
@@ -59,14 +62,15 @@ class EngineProcess:
         """
         with self._launching:
             self._check_wanted()
-            self._tmp_dir = tempfile.mkdtemp(prefix="yatt-engine-")
-            if len(self._tmp_dir) > MAX_TMP_DIR_LENGTH:
+            owned = owned_dirs.owned_folder(Path(tempfile.gettempdir()), "yatt-engine-")
+            folder = self._folder.enter_context(owned)
+            if len(str(folder)) > MAX_TMP_DIR_LENGTH:
                 raise ValueError(
-                    f"the temporary directory {self._tmp_dir} has {len(self._tmp_dir)} characters; names of Unix "
+                    f"the temporary directory {folder} has {len(str(folder))} characters; names of Unix "
                     f"sockets leave room for {MAX_TMP_DIR_LENGTH}: set TMPDIR to a shorter path"
                 )
-            spawning = vllm_environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir)
-            with spawning, owned_dirs.semaphores_named(Path(self._tmp_dir)):
+            spawning = vllm_environment.spawning(num_threads=config.num_threads, tmp_dir=str(folder))
+            with spawning, owned_dirs.semaphores_named(folder):
                 with large_imports():
                     from yatt_mm.rollout import vllm_backend
 
@@ -95,8 +99,7 @@ class EngineProcess:
         child_processes.wait_for_end(started, timeout_s)
         for segment in segments:
             segment.unlink(missing_ok=True)
-        if self._tmp_dir is not None:
-            owned_dirs.remove(Path(self._tmp_dir))
+        self._folder.close()
 
     def _interrupt_launch(self, timeout_s: float) -> None:
         """Make a `launch` in another thread fail.

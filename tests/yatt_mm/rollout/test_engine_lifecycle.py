@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.yatt_mm.rollout.conftest import Prompts, Run, engine_config
+from yatt_mm.common.owned_dirs import LOCK_FILE
 from yatt_mm.protocol.published import Published
 from yatt_mm.rollout import vllm_environment
 from yatt_mm.rollout.engine_process import EngineProcess
@@ -106,6 +107,9 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(
     after_s: float, tiny_dir: Path, run: Run, leftovers: Callable[[], set[object]]
 ) -> None:
     environment = {**vllm_environment._DEFAULTS, **os.environ}
+    of_a_killed_engine = Path(tempfile.gettempdir()) / "yatt-engine-killed"
+    of_a_killed_engine.mkdir()
+    (of_a_killed_engine / LOCK_FILE).touch()  # which no process holds
 
     async def cancelled_start() -> None:
         start = asyncio.create_task(VllmEngine.start(engine_config(tiny_dir, name="cancelled")))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
@@ -33,6 +32,19 @@ NOT_WRITTEN_DOWN = ("decode worker", "reward worker", ELSEWHERE)
 `faults.jsonl` is about them."""
 DEADLINE_S = 1200.0
 """The deadline of a run in seconds, which may start nine times."""
+ORDER = (
+    "prompts",
+    "rollout",
+    "genrm",
+    "reference",
+    "train",
+    "publish",
+    "report",
+    "checkpoint",
+    "eval",
+    "export",
+)
+"""The phases in the order in which controllers come to them."""
 
 
 def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
@@ -87,8 +99,21 @@ def repairs(
         assert "waiting: the server of judge away" in finished.output, finished.output
     if role in NOT_WRITTEN_DOWN:
         return {}
-    path: Path = digits.run(name)
-    found = [fault["seconds"] for fault in kills.faults(path)]
-    assert len(found) in (len(done), len(done) - 1), found
-    # a part that sleeps is missed when it is needed again, in a later phase
-    return {phase: took for (_, phase), took in zip(phases, found)}
+    found = _seconds(done, kills.faults(digits.run(name)))
+    assert {kill.phase for kill in done[:-1]} <= found.keys(), "the last one may not be needed any more"
+    return found
+
+
+def _seconds(done: list[Kill], faults: list[dict[str, Any]]) -> dict[str, float]:
+    """Return [phase] the seconds of the repair of what was killed there. A part that sleeps is missed when it is needed
+    again, in a later phase, and one repair may be that of two parts."""
+
+    def moment(step: int, phase: str) -> tuple[int, int]:
+        return step, ORDER.index(phase)
+
+    seconds = {}
+    for kill in done:
+        later = (fault for fault in faults if moment(fault["step"], fault["phase"]) >= moment(kill.step, kill.phase))
+        if fault := next(later, None):
+            seconds[kill.phase] = fault["seconds"]
+    return seconds

@@ -142,6 +142,7 @@ def test_a_checkpoint_goes_on_in_another_layout(whole: runs.Finished, digits: Di
 
 
 @pytest.mark.faults
+@pytest.mark.endings
 @pytest.mark.parametrize(
     ("line", "is_for_the_group"),
     [("steps 1 to 1000", False), ("steps 1 to 1000", True), ("step    1", False), ("step    1", True)],

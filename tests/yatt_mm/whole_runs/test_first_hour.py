@@ -11,7 +11,7 @@ import pytest
 from tests.yatt_mm import runs
 from yatt_mm.keeper.table import read_rows, table_path
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings]
 
 
 def run_with(reward: str, folder: Path, model: Path, *overrides: str) -> runs.Finished:
@@ -24,7 +24,6 @@ def run_with(reward: str, folder: Path, model: Path, *overrides: str) -> runs.Fi
     return runs.run(runs.arguments(folder, model, "first", *small, *overrides))
 
 
-@pytest.mark.faults
 def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tmp_path: Path, tiny_dir: Path) -> None:
     done = run_with("return fields['no_such_field']", tmp_path, tiny_dir, "train.steps=2")
     mine = tmp_path / "mine.py"
@@ -42,7 +41,6 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
     assert done.left_behind == []
 
 
-@pytest.mark.faults
 def test_steps_whose_gradient_is_not_finite_are_skipped_and_written_down_and_too_many_end_the_run(
     tmp_path: Path, tiny_dir: Path
 ) -> None:
@@ -64,7 +62,6 @@ def test_steps_whose_gradient_is_not_finite_are_skipped_and_written_down_and_too
     assert json.loads(groups[0])["prompt"] and max(map(abs, json.loads(groups[0])["rewards"])) == 3e38
 
 
-@pytest.mark.faults
 def test_a_run_whose_rewards_are_all_equal_says_so_and_has_failed(tmp_path: Path, tiny_dir: Path) -> None:
     done = run_with("return 0.5", tmp_path, tiny_dir, "train.steps=3", "sampling.replace_groups=false")
     assert done.status == 1, done.output
