@@ -22,6 +22,9 @@ from tests.yatt_mm.whole_runs.kills import Kill
 
 pytestmark = pytest.mark.alone
 
+ONE_ENGINE = "rollout.num_engines=1"
+"""An engine starts in 20 s of processor, and a deterministic run has the same bits with any number of them."""
+
 
 def curve(digits: Digits, name: str) -> list[dict[str, float]]:
     """Return what must be the same in two runs, by step."""
@@ -55,7 +58,7 @@ def killed(digits: Digits) -> runs.Finished:
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
     ]
-    finished, done = kills.run(digits.arguments("killed", "faults.max_restarts=1"), wanted)
+    finished, done = kills.run(digits.arguments("killed", "faults.max_restarts=1", ONE_ENGINE), wanted)
     assert done == wanted, finished.output
     return finished
 
@@ -112,7 +115,7 @@ def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of
     roots = {name: [str(digits.folder / f"{name}-*.tar")] for name in ("train", "eval")}
     with EmbeddedNode(memory_bytes=64 * 2**20, roots=roots) as node:
         where = (f"dataplane.uri={node.uri}", "data.train=train", "data.eval=eval", "weights.carrier=nccl")
-        more = ("controllers.num=1", "train.steps=1000", "--resume")
+        more = ("controllers.num=1", ONE_ENGINE, "train.steps=1000", "--resume")
         done = runs.run_until("step    5", ctrl_c, digits.arguments("killed", *where, *more))
         with Client(node.uri) as client:
             assert client.stat()["num_scopes"] == 0
