@@ -97,8 +97,6 @@ class Killer:
             return
         came_s = time.monotonic()
         pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
-        while pid is None and not self.done and not self._is_over.wait(POLL_S):  # the first one will be needed
-            pid = _process_of(self._mark, kill.role)
         if pid is None:
             return
         time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
