@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from dataplane.core.errors import DatasetError
+from dataplane.core.units import format_bytes
 from dataplane.datasets.formats.columns import ColumnOptions
 from dataplane.datasets.formats.file_search import filesystem_of, find_files
 from dataplane.datasets.formats.range_files import RangeFile
@@ -31,6 +32,8 @@ FORMATS: dict[str, Format] = {
 }
 WANTED = "WebDataset tars (.tar), Parquet (.parquet), JSON lines (.jsonl) or a Hugging Face datasets folder"
 GZIP = b"\x1f\x8b"
+MAX_STATE_BYTES = 16 << 20
+"""The largest `state.json` that is read: a set of 100,000 files has one of half this size."""
 _OPTIONS = ("media", "drop", "optional")
 
 
@@ -142,9 +145,14 @@ def _files_of_folders(pattern: str) -> list[RangeFile]:
 
 def _saved_files(folder: str, state: RangeFile) -> list[RangeFile]:
     """Return the Arrow files of a dataset that `save_to_disk` wrote, in its order."""
+    if state.nbytes > MAX_STATE_BYTES:
+        raise DatasetError(
+            f"{state.path} has {format_bytes(state.nbytes)}, and at most {format_bytes(MAX_STATE_BYTES)} are read: it "
+            "is not what datasets' save_to_disk writes"
+        )
     try:
         names = [item["filename"] for item in json.loads(state.read(0, state.nbytes))["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{state.path} is not what datasets' save_to_disk writes: {error!r}") from error
     if not all(isinstance(name, str) and PurePosixPath(name).name == name for name in names):
         raise DatasetError(f"{state.path} names files outside of its folder; copy the folder as a whole")

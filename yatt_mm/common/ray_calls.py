@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,15 +48,20 @@ def wait_all(
             fetch(done[0], name=pending[done[0]], what=what)
             on_done(pending[done[0]])
             last_s = time.monotonic()
+        elif now_s - began_s >= at_most_s:
+            raise _late(left, pending, what, at_most_s)
         elif before is None:  # most replies come sooner, and to ask may cost calls to other hosts
             before = (done_by(),)
         elif (now := (done_by(),)) != before:
             before, last_s = now, time.monotonic()
         elif limit_s <= 0:
-            late = ", ".join(sorted({pending[call] for call in left}))
-            in_time = f"{at_most_s:g} s" if now_s - began_s >= at_most_s else f"{deadline_s:g} s"
-            raise WorkerError(f"{late} did not finish {what} in {in_time}")
+            raise _late(left, pending, what, deadline_s)
     return [fetch(call, name=name, what=what) for name, call in calls]
+
+
+def _late(left: Sequence[ray.ObjectRef], names: Mapping[ray.ObjectRef, str], what: str, limit_s: float) -> WorkerError:
+    late = ", ".join(sorted({names[call] for call in left}))
+    return WorkerError(f"{late} did not finish {what} in {limit_s:g} s")
 
 
 def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:

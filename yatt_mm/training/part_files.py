@@ -8,6 +8,7 @@ name says of which tensor it is and where it begins: `exp_avg/decoder.weight@128
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ from yatt_mm.training.boxes import Box
 FORMAT = "1"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 ALIGNMENT = 8
+STRETCH_BYTES = 256 << 20
+"""What is written between two syncs. One sync of a large file at its end could take minutes, in which the rank would
+seem to stand still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +64,16 @@ def write_part(path: Path, pieces: Sequence[Piece], settings: dict[str, str]) ->
         header[where] = {"dtype": dtype, "shape": list(piece.box.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    digest, nbytes = blake3(max_threads=blake3.AUTO), 0
+    digest, nbytes, num_synced = blake3(max_threads=blake3.AUTO), 0, 0
     with path.open("wb") as file:
         for values in (memoryview(len(text).to_bytes(8, "little") + text), *map(_as_bytes, pieces)):
             digest.update(values)
             nbytes += len(values)
             file.write(values)
+            if nbytes - num_synced >= STRETCH_BYTES:
+                file.flush()
+                os.fsync(file.fileno())
+                num_synced = nbytes
             PROGRESS.tick()
     sync_file(path)
     return FileRecord(nbytes=nbytes, blake3=digest.hexdigest())

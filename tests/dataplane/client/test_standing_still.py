@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.proxy import Proxy
+from dataplane.cli.main import main
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.lease_session import ResolveStream
@@ -98,7 +99,7 @@ def test_a_writer_that_stood_still_writes_into_no_other_object(
 
 
 def test_a_client_that_stands_still_is_named_and_its_death_frees_its_memory(
-    node: EmbeddedNode, client: Client, proxy: Proxy
+    node: EmbeddedNode, client: Client, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for program, kind in ((READER, "reader"), (WRITER, "writer")):
         with standing(program, proxy.uri, node.uri) as process:
@@ -108,6 +109,10 @@ def test_a_client_that_stands_still_is_named_and_its_death_frees_its_memory(
             (found,) = client.stat()["standing_still"]
             assert (found["kind"], found["pid"], found["held_bytes"]) == (kind, process.pid, 4 * NBYTES)
             assert 10 <= found["still_s"] < 60 and client.stat()["still_bytes"] == 4 * NBYTES
+            for command in (["stat"], ["top", "--once"]):
+                assert main([*command, "--uri", node.uri]) == 0
+                shown = capsys.readouterr().out
+                assert re.search(rf"{kind} .* {process.pid} .* \d\d s .* 1 MiB", shown), shown
             with Client(node.uri, timeout_s=1) as wanting, pytest.raises(OutOfSpaceError) as failed:
                 wanting.put(bytes(MEMORY), name="all")
             told = rf"while they stand still: the {kind} {process.pid} \(1 MiB, for \d\d s\); let these processes go on"

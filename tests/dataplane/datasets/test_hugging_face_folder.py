@@ -16,6 +16,7 @@ from dataplane.core.digests import content_digest
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Lineage, Ref
 from dataplane.datasets.catalog import Catalog
+from dataplane.datasets.roots import MAX_STATE_BYTES
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import hugging_face_table, verl_table, write_lines, write_parquet
 
@@ -135,8 +136,12 @@ def test_what_is_no_dataset_is_said_with_what_was_found(tmp_path: Path) -> None:
     (folder / "state.json").write_text('{"_data_files": [{"filename": "../../etc/passwd"}]}')
     with pytest.raises(DatasetError, match="names files outside of its folder"):
         datasets_of(folder).ingest("d")
-    (folder / "state.json").write_text("[]")
-    with pytest.raises(DatasetError, match="is not what datasets' save_to_disk writes"):
+    for text in ("[]", "[" * 100_000):
+        (folder / "state.json").write_text(text)
+        with pytest.raises(DatasetError, match="is not what datasets' save_to_disk writes"):
+            datasets_of(folder).ingest("d")
+    (folder / "state.json").write_text(" " * (MAX_STATE_BYTES + 1))
+    with pytest.raises(DatasetError, match=r"state.json has 16 MiB, and at most 16 MiB are read"):
         datasets_of(folder).ingest("d")
 
 

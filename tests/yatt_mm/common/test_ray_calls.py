@@ -102,3 +102,13 @@ def test_a_worker_that_finishes_something_is_waited_for_and_one_that_stands_stil
     with pytest.raises(WorkerError, match=r"engine 0 did not finish sampling in 0\.1 s"):
         wait_all([("engine 0", "call")], what="sampling", deadline_s=0.1, done_by=lambda: 7)  # type: ignore[list-item]
     assert calls.num_waits == 500 - 2, "once until the deadline, and once to be sure"
+
+
+def test_a_call_that_goes_on_for_too_long_is_named_although_its_worker_is_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_calls, "POLL_S", 0.01)
+    Calls(monkeypatch, num_waits=500)
+    count = itertools.count()
+    with pytest.raises(WorkerError, match=r"rank 0 did not finish save in 0\.2 s"):
+        wait_all([("rank 0", "call")], what="save", deadline_s=60, at_most_s=0.2, done_by=lambda: next(count))  # type: ignore[list-item]

@@ -107,9 +107,10 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(
     after_s: float, tiny_dir: Path, run: Run, leftovers: Callable[[], set[object]]
 ) -> None:
     environment = {**vllm_environment._DEFAULTS, **os.environ}
-    of_a_killed_engine = Path(tempfile.gettempdir()) / "yatt-engine-killed"
-    of_a_killed_engine.mkdir()
-    (of_a_killed_engine / LOCK_FILE).touch()  # which no process holds
+    if after_s:  # a start that never began removes nothing
+        of_a_killed_engine = Path(tempfile.gettempdir()) / "yatt-engine-killed"
+        of_a_killed_engine.mkdir()
+        (of_a_killed_engine / LOCK_FILE).touch()  # which no process holds
 
     async def cancelled_start() -> None:
         start = asyncio.create_task(VllmEngine.start(engine_config(tiny_dir, name="cancelled")))

@@ -94,12 +94,14 @@ def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
                     self.kill()
 
     monkeypatch.setattr(services, "ConsolePopen", FirstRayletDies)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
     others = set(psutil.Process().children(recursive=True))
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as folder:
         with cluster.ray_session(None, num_cpus=1, scratch=Path(folder), env={}):
             assert ray.get(ray.remote(num_cpus=0)(lambda: 7).remote(), timeout=60) == 7
             gcs = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
             assert len(set(gcs) - others) == 1, "that of the first attempt is gone"
+            assert not asks_for_no_token() and "RAY_AUTH_TOKEN" not in os.environ
     assert "its raylet ended with status -9" in caplog.text and "it is started again" in caplog.text
     assert len(raylets) == 2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.control.controller import Controller
 from yatt_mm.control.step_report import StepReport
 from yatt_mm.protocol.step_meter import StepMeter
+from yatt_mm.runtime import launch as launch_module
 from yatt_mm.runtime import start_point
 from yatt_mm.runtime.launch import launch
 from yatt_mm.runtime.start_point import _warnings, find_start
@@ -44,6 +47,36 @@ def test_more_prompts_per_step_than_samples_and_held_out_samples_in_training_are
     same = f"data.eval={folder}/train-*.tar"
     (both,) = _warnings(config_of(folder, folder, same), num_train=8)
     assert both.startswith("data.train and data.eval have 1 file(s) in common, such as ")
+    judge = ("url=http://judges.example:8000/v1", "model=big", "api_key_env=KEY")
+    away = config_of(folder, folder, *(f"reward.judges.away.{one}" for one in judge))
+    (open_key,) = list(_warnings(away, num_train=8))
+    assert open_key.startswith("reward.judges.away.url http://judges.example:8000/v1 is not encrypted")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_open", "warns"),
+    [("ray.example:6379", True, True), ("ray.example:6379", False, False), (None, True, False)],
+)
+def test_a_cluster_that_asks_for_no_token_is_told_with_what_to_do(
+    address: str | None, is_open: bool, warns: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[str | None] = []
+
+    @contextmanager
+    def session(address: str | None, **options: Any) -> Iterator[None]:
+        sessions.append(address)
+        yield
+
+    monkeypatch.setattr(launch_module, "ray_session", session)
+    monkeypatch.setattr(launch_module, "asks_for_no_token", lambda: is_open)
+    console = Console(file=io.StringIO(), width=200)
+    config = config_of(folder, folder, *([f"ray.address={address}"] if address else []))
+    with ExitStack() as stack:
+        launch_module._enter_ray(stack, config, MagicMock(), console)
+    assert sessions == [address] and isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert said.startswith("warning: the Ray cluster at ray.example:6379 asks for no token: ") == warns, said
+    assert said.endswith("start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here\n") == warns
 
 
 def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(folder: Path, tiny_dir: Path) -> None:

@@ -1,4 +1,5 @@
-"""Says what a loss of power could take from checkpoints, at every moment of a save, from the system calls of the ranks.
+"""Says what a loss of power could take from checkpoints and begun steps, at every moment of a save, from the system
+calls of those that write them.
 
 Until a file is synced, its content may be lost; until a folder is synced, the names that changed in it may be as before
 or as they are now. `strace` writes down the calls (`python -m tests.yatt_mm.training.power_loss`), and `losses` reads
@@ -11,6 +12,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -21,37 +23,61 @@ from models.layout.parallel import Parallel
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common import dropping, manifest
+from yatt_mm.common.begun_steps import BegunSteps
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.control.commit import Commit
+from yatt_mm.keeper.group_files import GroupFiles
+from yatt_mm.protocol.saved_groups import SavedShare
+from yatt_mm.protocol.step_meter import StepMeter
 from yatt_mm.training import part_files
 
 CALLS = (
     "openat,open,creat,write,pwrite64,writev,pwritev,ftruncate,truncate,fallocate,copy_file_range,sendfile,"
     "fsync,fdatasync,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir"
 )
-GOOD_STEPS = (1, 2)
+NUM_STEPS = 5
 FAULTS = {
-    3: (part_files, "sync_file"),
-    4: (manifest, "sync_directory"),
-    5: (dropping, "sync_directory"),
+    "step_000003": (part_files, "sync_file"),
+    "step_000004": (manifest, "sync_directory"),
+    "step_000005": (dropping, "sync_directory"),
+    "begun_000003": (manifest, "sync_file"),
 }
-"""By step a function that does nothing in the commit of that step, so that there is something to find."""
+"""[folder] a function that does nothing while this folder is saved, so that there is something to find."""
 
 
 def save_steps(rank: int, model_dir: Path, root: Path) -> None:
-    """Save and commit a checkpoint per step, as a run does; write a file `committed_<step>` after each."""
+    """Save and commit a checkpoint per step, and then the begun step after it, as a run does; write a file
+    `committed_<folder>` after each."""
     engine = jobs.build_engine(model_dir, Parallel(tp=2))
     checkpoints = Checkpoints(root=root / "run" / "checkpoints", keep=1)
-    for step in (*GOOD_STEPS, *FAULTS):
+    for step in range(1, NUM_STEPS + 1):
         jobs._steps(engine, 1)
-        module, name = FAULTS.get(step, (manifest, "__doc__"))
-        with mock.patch.object(module, name, lambda path: None):
+        folder = checkpoints.folder(step)
+        with _fault(folder):
             engine.save(checkpoints.begin(step), asynchronous=True)
             if rank == 0:
                 Commit(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=60)
-                (root / f"committed_{step}").touch()
+                (root / f"committed_{folder.name}").touch()
             engine.finish_save()
+        if rank == 0:
+            _begin_step(checkpoints.begun, step + 1, root)
         dist.barrier()
+
+
+def _begin_step(begun: BegunSteps, step: int, root: Path) -> None:
+    with _fault(begun.folder(step)):
+        files = GroupFiles(mock.Mock(), mock.Mock(), scope=None, durable=False)
+        files.write(begun.begin(step) / "groups-0.arrow", SavedShare(groups=(), meter=StepMeter()))
+        begun.commit(step, is_whole=True, sampling={}, config={})
+        (root / f"committed_{begun.folder(step).name}").touch()
+
+
+def _fault(folder: Path) -> AbstractContextManager[object]:
+    """Return a block in which the function that is planted for a folder does nothing."""
+    if folder.name not in FAULTS:
+        return nullcontext()
+    module, name = FAULTS[folder.name]
+    return mock.patch.object(module, name, lambda path: None)
 
 
 @dataclass(slots=True)
@@ -94,42 +120,41 @@ class Disk:
         return sorted({*inside, *names})
 
 
-def losses(trace: Path, root: Path) -> dict[int, list[str]]:
-    """Return by step what was wrong at any moment: a checkpoint that could have its name and lack a part, one that is
-    called committed and could be gone, or one that loses a file while it has its name."""
-    found: dict[int, list[str]] = defaultdict(list)
+def losses(trace: Path, root: Path) -> dict[str, list[str]]:
+    """Return [folder] what was wrong at any moment: it could have its name and lack a part, is called committed and
+    could be gone, or loses a file while it has its name."""
+    found: dict[str, list[str]] = defaultdict(list)
     disk, base = Disk(), root / "run" / "checkpoints"
-    named: set[int] = set()
+    named: set[str] = set()
     for moment, begun, call, paths in _calls(trace):
         if call in ("fsync", "fdatasync"):
             disk.sync(paths[0], begun)
         elif call.startswith("rename"):
             disk.rename(*paths, moment)
-            named -= _step_of(paths[0], base)
-            named |= _step_of(paths[1], base)
+            named -= _folder_of(paths[0], base)
+            named |= _folder_of(paths[1], base)
         elif call in ("unlink", "unlinkat", "rmdir"):
             disk.remove(paths[0], moment)
-            for step in named:
-                if _is_in(paths[0], f"{base}/step_{step:06d}"):
-                    found[step].append(f"{paths[0]} is removed")
+            for name in named:
+                if _is_in(paths[0], f"{base}/{name}"):
+                    found[name].append(f"{paths[0]} is removed")
         else:
             if call in ("openat", "open", "creat", "mkdir", "mkdirat"):
                 disk.name(paths[0], moment)
             if not call.startswith("mkdir"):
                 disk.write(paths[0], moment)
-            if match := re.fullmatch(rf"{re.escape(str(root))}/committed_(\d+)", paths[0]):
-                step, parents = int(match[1]), [base, base.parent, root]
-                wanted = [f"step_{step:06d}", "checkpoints", "run"]
-                gone = [name for folder, name in zip(parents, wanted) if name in disk.changed_names[str(folder)]]
-                found[step] += [f"{name} may be gone though it was committed" for name in gone]
-        for step in named:
-            found[step] += [f"{path} may be lost" for path in disk.lost_in(f"{base}/step_{step:06d}")]
-    return {step: sorted(set(problems)) for step, problems in found.items() if problems}
+            if match := re.fullmatch(rf"{re.escape(str(root))}/committed_(\w+)", paths[0]):
+                wanted = zip([base, base.parent, root], [match[1], "checkpoints", "run"])
+                gone = [name for folder, name in wanted if name in disk.changed_names[str(folder)]]
+                found[match[1]] += [f"{name} may be gone though it was committed" for name in gone]
+        for name in named:
+            found[name] += [f"{path} may be lost" for path in disk.lost_in(f"{base}/{name}")]
+    return {name: sorted(set(problems)) for name, problems in found.items() if problems}
 
 
-def _step_of(path: str, base: Path) -> set[int]:
-    match = re.fullmatch(rf"{re.escape(str(base))}/step_(\d+)", path)
-    return {int(match[1])} if match else set()
+def _folder_of(path: str, base: Path) -> set[str]:
+    match = re.fullmatch(rf"{re.escape(str(base))}/((step|begun)_\d+)", path)
+    return {match[1]} if match else set()
 
 
 def _moved(path: str, old: str, new: str) -> str:

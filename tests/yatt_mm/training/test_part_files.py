@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import record_file
+from yatt_mm.training import part_files
 from yatt_mm.training.boxes import Box
 from yatt_mm.training.part_files import Parts, Piece, part_name, write_part
 
@@ -63,6 +65,17 @@ def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
     out = torch.zeros(4, dtype=torch.bfloat16)
     Parts(tmp_path).read("w", Box(offset=(0,), shape=(4,)), out)
     assert torch.equal(out.view(torch.int16), values.view(torch.int16))
+
+
+def test_a_large_file_comes_to_the_disk_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, on_disk = tmp_path / part_name(0, 1), list[int]()
+    monkeypatch.setattr(os, "fsync", lambda fd: on_disk.append(path.stat().st_size))
+    monkeypatch.setattr(part_files, "STRETCH_BYTES", 2 * WHOLE.nbytes)
+    pieces = [piece(slice(0, 4), slice(0, 6), name=f"w{at}") for at in range(6)]
+    whole = write_part(path, pieces, {}).nbytes
+    rest = whole - 6 * WHOLE.nbytes  # what stands before the tensors
+    stretches = [rest + num * WHOLE.nbytes for num in (2, 4, 6)] if rest < 2 * WHOLE.nbytes else on_disk[:-1]
+    assert on_disk == [*stretches, whole]
 
 
 def test_a_missing_or_damaged_file_is_named(folder: Path) -> None:

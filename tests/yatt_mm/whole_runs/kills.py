@@ -49,6 +49,7 @@ class Kill:
     role: str
     step: int
     phase: str
+    """A phase, or `finished`: when a controller has finished a group of the step."""
     after_s: float = 0.1
     """The seconds after the controllers came to the phase."""
     folder: Path | None = None

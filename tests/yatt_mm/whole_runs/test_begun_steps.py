@@ -19,7 +19,7 @@ from yatt_mm.algorithms.kl import adapted
 from yatt_mm.keeper.table import read_rows, table_path
 from yatt_mm.protocol import group_record
 
-pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings, pytest.mark.timeout(1500)]
 
 
 def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
@@ -79,7 +79,7 @@ LONG = (
     "rollout.max_tokens=16",
     "rollout.max_groups_per_engine=1",
 )
-"""What makes the sampling of a step so long that a signal comes in the middle of it."""
+"""What makes the sampling of a step so long that there is a middle of it."""
 
 
 def saved_groups(folder: Path) -> dict[int, tuple[list[list[int]], bool]]:
@@ -105,7 +105,7 @@ def responses(digits: Digits, name: str, step: int) -> dict[int, list[list[int]]
 
 
 def test_a_run_that_is_told_to_stop_while_it_samples_goes_on_with_the_responses_that_it_had(digits: Digits) -> None:
-    told = Kill(role="launcher", step=2, phase="rollout", after_s=0.5, signal=signal.SIGTERM)
+    told = Kill(role="launcher", step=2, phase="finished", signal=signal.SIGTERM)
     stopped, done = kills.run(digits.arguments("sampled", *LONG), [told])
     assert done == [told] and stopped.status == 75 and stopped.left_behind == [], stopped.output
     checkpoints = digits.run("sampled") / "checkpoints"
@@ -127,8 +127,8 @@ def test_a_death_while_a_run_samples_costs_no_group_that_was_finished(digits: Di
     """Test with a controller, which is replaced with the others, and with an engine, whose groups the other one takes
     over. It is missed, and made again, when the roles change."""
     wanted = [
-        Kill(role="controller", step=1, phase="rollout", after_s=0.5),
-        Kill(role="engine core", step=2, phase="rollout", after_s=0.5),
+        Kill(role="controller", step=1, phase="finished"),
+        Kill(role="engine core", step=2, phase="finished"),
     ]
     came: list[str] = []
     finished, done = kills.run(digits.arguments("bereft", *LONG), wanted, came=came)

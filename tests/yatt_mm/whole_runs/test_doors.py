@@ -189,6 +189,14 @@ def test_no_process_but_the_command_itself_has_the_key_of_a_judge(running: Runni
             assert KEY not in str(one.environ()), one.cmdline()
 
 
+def test_no_file_has_a_token_but_the_one_that_is_for_it(running: Running) -> None:
+    tokens = {running.token("RAY_AUTH_TOKEN_PATH"), running.token("DATAPLANE_TOKEN_FILE"), KEY}
+    files = [path for path in running.paths() if path.is_file()]
+    assert any(path.suffix == ".log" for path in files) and any(path.name == "metrics.jsonl" for path in files)
+    holding = {path.name for path in files if any(token.encode() in path.read_bytes() for token in tokens)}
+    assert holding == {"ray_token", "node_token", "judge_key_away"}
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program as another user")
 def test_another_user_of_the_machine_can_read_call_and_fill_nothing(running: Running) -> None:
     planted = running.folder / "tmp" / PLANTED

@@ -4,6 +4,7 @@ another number of controllers, another layout, signals."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -126,6 +127,7 @@ def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of
 
 
 @pytest.mark.faults
+@pytest.mark.endings
 def test_a_checkpoint_goes_on_in_another_layout(whole: runs.Finished, digits: Digits) -> None:
     """Test a checkpoint of two replicas that one replica of two stages continues, with one engine over two devices."""
     assert whole.status == 0, whole.output
@@ -190,6 +192,7 @@ def test_a_rank_that_stands_still_is_found_by_what_it_finishes_and_made_again(
     assert done == [stops] and finished.status == 0, finished.output
     (fault,) = kills.faults(digits.run("still"))
     assert (fault["role"], fault["phase"], fault["step"]) == ("train", "train", 2) and fault["seconds"] < 120
-    assert "did not finish update of step 2 in 25 s" in fault["why"], fault
+    when_it_was_stopped = r"did not finish (update of step 2 in 25 s|becoming awake in 12\.5 s)"
+    assert re.search(when_it_was_stopped, fault["why"]), fault
     assert curve(digits, "still")[:4] == curve(digits, "whole")[:4]
     assert finished.left_behind == []

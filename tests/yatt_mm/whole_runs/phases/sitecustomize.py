@@ -1,6 +1,6 @@
 """Python imports this file in every process of a run whose PYTHONPATH has this folder. Controllers then write down when
-they come to a phase, so that a test can kill a process there; and ranks do not finish the checkpoint of one folder, so
-that a test can kill them before they have."""
+they come to a phase, and when they have finished a group, so that a test can kill a process at that moment; and ranks
+do not finish the checkpoint of one folder, so that a test can kill them before they have."""
 
 from __future__ import annotations
 
@@ -29,15 +29,22 @@ def _import_and_wrap(name: str, *arguments: Any, **more: Any) -> Any:
 
 def _tell_phases(module: Any) -> None:
     client = module.RendezvousClient
-    meet = client._meet
+    meet, land = client._meet, client.land
 
-    def meet_and_write(self: Any, *arguments: Any) -> Any:
-        line = f"{self.step} {self.phase} {os.getpid()}\n"
+    def tell(step: int, phase: str) -> None:
         with Path(os.environ["YATT_TEST_PHASES"]).open("a") as file:
-            file.write(line)
+            file.write(f"{step} {phase} {os.getpid()}\n")
+
+    def meet_and_tell(self: Any, *arguments: Any) -> Any:
+        tell(self.step, self.phase)
         return meet(self, *arguments)
 
-    client._meet = meet_and_write
+    def land_and_tell(self: Any, *arguments: Any) -> Any:
+        landed = land(self, *arguments)
+        tell(self.step, "finished")
+        return landed
+
+    client._meet, client.land = meet_and_tell, land_and_tell
 
 
 def _hold_checkpoint(module: Any) -> None:
