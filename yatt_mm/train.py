@@ -56,8 +56,9 @@ def _launch(config: str, overrides: list[str], resume: str | None) -> int:
             is_lost = True
 
     status = status_of(launch_and_tell, stopped="everything that this run started", loses_nothing=True)
-    LIFELINE.tell(is_ended=True)
-    return LOST if is_lost else status
+    status = LOST if is_lost else status
+    LIFELINE.tell(is_ended=True, status=status)
+    return status
 
 
 def _with_resume_apart(arguments: list[str]) -> list[str]:

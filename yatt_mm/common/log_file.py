@@ -14,6 +14,7 @@ ROLES = (
     (re.compile(r"reward worker (\d+)"), r"reward-\1.log"),
     (re.compile(r"controller (\d+)"), r"controller-\1.log"),
     (re.compile(r"the keeper"), r"keeper.log"),
+    (re.compile(r"the coordinator"), r"coordinator.log"),
     (re.compile(r"the rendezvous"), r"rendezvous.log"),
     (re.compile(r"data-plane node"), r"node.log"),
 )

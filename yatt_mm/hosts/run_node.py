@@ -30,6 +30,8 @@ INSECURE_VARIABLE = "DATAPLANE_INSECURE"
 TOKEN_FILE_VARIABLE = "DATAPLANE_TOKEN_FILE"
 """The variable of the environment that names the token file to every client."""
 LOOPBACK = "127.0.0.1"
+SPILL_PREFIX = "yatt-spill-"
+"""How the names of folders begin in which a run's own nodes keep what has no room in memory."""
 SCOPE_TIMEOUT_S = 10.0
 JOURNAL_FRAC = 0.125
 """The share of a node's disk that the records of the steps since the last checkpoint may take."""
@@ -100,7 +102,7 @@ def start_own_node(stack: ExitStack, settings: NodeSettings) -> EmbeddedNode:
     """Start a node that ends with `stack`."""
     spill_in = Path(settings.spill_in)
     spill_in.mkdir(parents=True, exist_ok=True)
-    spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))
+    spill_dir = stack.enter_context(owned_folder(spill_in, SPILL_PREFIX))
     return stack.enter_context(
         EmbeddedNode(
             host=settings.host,

@@ -197,12 +197,17 @@ def read_records(path: Path, last_step: float = math.inf) -> list[dict[str, Any]
 
 
 def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Drop later steps from a file of records, and a last line that was cut off; return what is left."""
+    """Drop later steps from a file of records, and a last line that was cut off; return what is left. The file is
+    replaced as a whole, so that no record is lost if this process dies."""
     if not path.exists():
         return []
     kept = read_records(path, last_step)
-    with writing(path):
-        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    if text != path.read_text():
+        rest = path.with_name(f".{path.name}")
+        with writing(path):
+            rest.write_text(text)
+            rest.replace(path)
     return kept
 
 

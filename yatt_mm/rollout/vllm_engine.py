@@ -220,6 +220,8 @@ class VllmEngine:
     async def settle(self) -> None:
         """Put the engine to sleep, whatever it is doing. Raises EngineError if it has failed, even in its sleep."""
         self._health.check()
+        async with self._sending:  # it may be waking up, and is asleep until it has
+            pass
         await self.sleep()
 
     async def wake_up(self) -> None:

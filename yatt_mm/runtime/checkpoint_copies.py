@@ -17,6 +17,7 @@ from blake3 import blake3
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import CHUNK_BYTES, MANIFEST_FILE, FileRecord, files_of
+from yatt_mm.runtime.signals import on_signals, signals_restored
 
 POLL_S = 0.5
 """The seconds between two looks for another checkpoint."""
@@ -57,12 +58,16 @@ class CheckpointCopies:
         self._is_given_up.set()
 
     def _wait(self) -> None:
-        """Wait for the copies, as long as files are copied."""
+        """Wait for the copies, as long as files are copied, or until a signal comes."""
         num, since_s = self._num_files, time.monotonic()
-        while self._thread.is_alive() and time.monotonic() - since_s < LAST_FILE_S:
-            self._thread.join(POLL_S)
-            if self._num_files > num:
-                num, since_s = self._num_files, time.monotonic()
+        with signals_restored():
+            on_signals(lambda *_: self._is_given_up.set())
+            while self._thread.is_alive() and time.monotonic() - since_s < LAST_FILE_S:
+                if self._is_given_up.is_set():
+                    break
+                self._thread.join(POLL_S)
+                if self._num_files > num:
+                    num, since_s = self._num_files, time.monotonic()
         if missing := [step for step in self._checkpoints.steps() if step not in self._copied]:
             steps = ", ".join(map(str, missing))
             self._tell(f"checkpoint.copy_to: {self._url} has no copy of step {steps}; see {self._checkpoints.root}")

@@ -211,9 +211,8 @@ class Crew:
 
     def end_controllers(self, controllers: Sequence[Any]) -> None:
         """End all controllers, and the coordinator, which would go on changing the states of engines and ranks."""
-        self._kill({f"controller {c}": actor for c, actor in enumerate(controllers)})
-        if self.coordinator is not None:
-            ray.kill(self.coordinator)
+        coordinator = {} if self.coordinator is None else {"the coordinator": self.coordinator}
+        self._kill({f"controller {c}": actor for c, actor in enumerate(controllers)} | coordinator)
 
     def _end(self, units: Collection[Unit]) -> None:
         """End these units, and wait until their processes are gone."""

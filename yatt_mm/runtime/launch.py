@@ -29,7 +29,15 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.devices import own_node
 from yatt_mm.hosts.host_count import fitting_hosts, missing_hosts
 from yatt_mm.hosts.own_host import OwnHost, shared_folder
-from yatt_mm.hosts.run_node import INSECURE_VARIABLE, LOOPBACK, keep_log, node_settings, node_token, start_node
+from yatt_mm.hosts.run_node import (
+    INSECURE_VARIABLE,
+    LOOPBACK,
+    SPILL_PREFIX,
+    keep_log,
+    node_settings,
+    node_token,
+    start_node,
+)
 from yatt_mm.hosts.scratch import Scratch, scratch_folders
 from yatt_mm.hosts.start_hosts import devices_of, start_hosts
 from yatt_mm.preflight.hub import with_local_paths
@@ -244,7 +252,9 @@ def _enter_folder(
     is_same_run = LIFELINE.loss is not None
     run_dir.prepare(config, checkpoint, step, console, begun=begun, is_same_run=is_same_run)
     run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
-    LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=step, step=step)
+    has_own = step in Checkpoints.of_run(config.run_dir).steps()  # else the first that it saves is of this step
+    began_at = step if has_own else step - 1
+    LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=began_at, step=step)
     if config.checkpoint.copy_to is not None and config.trains:
         checkpoints = Checkpoints.of_run(config.run_dir.absolute(), keep=config.checkpoint.keep)
         stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
@@ -265,7 +275,8 @@ def _start_own_host(
     """
     has_hosts, settings, token_file = config.placement.num_hosts > 1, None, None
     shared = stack.enter_context(shared_folder(config)) if has_hosts else None
-    LIFELINE.tell(shared=tuple(map(str, shared.folders)) if shared else ())
+    owned = tuple(map(str, shared.folders)) if shared else ()
+    LIFELINE.tell(owned=owned)
     if config.dataplane.uri is None:
         token_file = stack.enter_context(node_token(shared.root if shared else scratch.files, has_hosts=has_hosts))
     if has_hosts:
@@ -283,6 +294,7 @@ def _start_own_host(
             address=own_node().address if shared else LOOPBACK,
             directory=shared.nodes if shared else None,
         )
+        LIFELINE.tell(owned=(*owned, f"{settings.spill_in}/{SPILL_PREFIX}"))
     node = start_node(stack, config, settings, run_id, console)
     return config, OwnHost(scratch=scratch, node=node, settings=settings, shared=shared)
 

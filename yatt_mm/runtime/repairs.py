@@ -146,7 +146,7 @@ class Repairs:
         start = self._start
         if progress.step is not None:
             start = replace(start, step=progress.step, best=progress.best, kl_coef=progress.kl_coef, is_begun=True)
-        if settled.ranks_at is not None:
+        if settled.ranks_at is not None and self._covers(error, settled.ranks_at, start.step):
             return replace(start, checkpoint=None, ranks_at=settled.ranks_at)
         folder, ranks_at = start.checkpoint, self._start.ranks_at
         try:
@@ -155,9 +155,14 @@ class Repairs:
             newest = None
         if newest is not None and (saved := int(newest.name.removeprefix("step_"))) >= ranks_at:
             folder, ranks_at = str(newest.absolute()), saved
-        if not self._ask(error, self._crew.rendezvous.covers.remote(ranks_at + 1, start.step)):
+        if not self._covers(error, ranks_at, start.step):
             raise RunLost(f"{error} (the records since step {ranks_at} are too large to train new ranks on them again)")
         return replace(start, checkpoint=folder, ranks_at=ranks_at)
+
+    def _covers(self, error: YattError, ranks_at: int, step: int) -> bool:
+        """Return True if ranks with the weights of `ranks_at` can be trained again until `step`. New ones that have not
+        loaded the checkpoint yet may not."""
+        return bool(self._ask(error, self._crew.rendezvous.covers.remote(ranks_at + 1, step)))
 
     def _write(self, fault: _Fault, at: dict[str, Any], *, done: str, began: float) -> None:
         self._log.add(

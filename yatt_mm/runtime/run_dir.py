@@ -90,7 +90,7 @@ def prepare(
             with writing(folder):
                 folder.mkdir(mode=PRIVATE)
                 shutil.copy(aside / FAULTS_FILE, folder)
-    if checkpoint is None and config.log_dir.is_dir():
+    if checkpoint is None and not is_same_run and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
         folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)

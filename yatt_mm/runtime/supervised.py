@@ -71,8 +71,8 @@ class LauncherState:
     run_dir: str = ""
     """The run's folder; empty before it is prepared."""
     max_restarts: int = 0
-    shared: tuple[str, ...] = ()
-    """The folders that all hosts see and that end with the launcher."""
+    owned: tuple[str, ...] = ()
+    """The paths, or beginnings of paths, of folders outside of its temporary one that end with the launcher."""
     began_at: int = 0
     """The step after which it began."""
     step: int = -1
@@ -83,7 +83,9 @@ class LauncherState:
     is_fault: bool = True
     """False if nothing died: it is to be started again to use more hosts."""
     is_ended: bool = False
-    """True if it came to its end, and its exit status counts."""
+    """True if it came to its end, with `status`."""
+    status: int = 0
+    """The exit status with which it came to its end."""
 
     @classmethod
     def read(cls, file: int) -> LauncherState:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dataplane.core.process import adopt_descendants
 from yatt_mm.common.owned_dirs import remove_orphans
+from yatt_mm.common.streams import outliving_streams
 from yatt_mm.hosts.scratch import remove_scratch_of_dead_runs
 from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, on_signals, signals_restored
 from yatt_mm.runtime.supervised import START, VARIABLE, LauncherLoss, LauncherState, Order
@@ -40,7 +41,7 @@ def supervise(arguments: Sequence[str], resume: str | None) -> int:
     """
     adopt_descendants()
     supervisor = Supervisor(list(arguments), resume)
-    with signals_restored():
+    with outliving_streams(), signals_restored():
         on_signals(supervisor.forward)
         return supervisor.run()
 
@@ -75,14 +76,16 @@ class Supervisor:
             status, state = self._run_launcher(loss)
             began_s = time.time()
             _end_descendants()
-            for folder in map(Path, state.shared):
+            for folder in map(Path, state.owned):
                 remove_orphans(folder.parent, folder.name)
+            if state.is_ended:
+                status = state.status  # that of the process is another one if it crashed at its very end
             if state.is_ended and status != LOST:
                 if loss is not None and state.phase == START and status not in (0, SAVED_AND_STOPPED, INTERRUPTED):
                     loss.note(Path(self._state.run_dir), ENDED)
                 return status
             if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
-                state = replace(self._state, phase=START, lost=state.lost)
+                state = replace(self._state, phase=START, lost=state.lost, is_fault=state.is_fault)
             self._state = state
             if self._told:
                 print("the run was told to stop, and ended before it was saved", file=sys.stderr)
@@ -159,11 +162,12 @@ def _how_it_ended(status: int) -> str:
 
 
 def _give_up(state: LauncherState, loss: LauncherLoss) -> None:
-    """Say, and write down, that the run ends."""
+    """Write down, and say, that the run ends."""
+    if state.run_dir:
+        loss.note(Path(state.run_dir), ENDED)
     print(f"error: {loss.why}", file=sys.stderr)
     if not state.run_dir:
         return
-    loss.note(Path(state.run_dir), ENDED)
     print(
         f"faults.max_restarts is {state.max_restarts}; start {state.run_dir} again with --resume to go on from its "
         "newest checkpoint",

@@ -248,6 +248,7 @@ class TrainWorker:
     def load(self, directory: str, step: int) -> None:
         """Continue from a checkpoint of `step`. All ranks must be called."""
         self._require(State.AWAKE, "load")
+        self._step = None  # as in an update that is under way
         self._engine.load(Path(directory))
         if self._critic is not None:
             self._critic.engine.load(Path(directory))

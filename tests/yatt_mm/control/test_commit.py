@@ -1,4 +1,4 @@
-"""Tests of the commit of a checkpoint: it waits for all ranks, and for nobody else."""
+"""Tests of the commit of a checkpoint: it waits for all ranks, and for no controller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def begun(root: Path) -> tuple[Checkpoints, Path, Commit]:
     return checkpoints, folder, Commit(checkpoints, 3, {"step": 3}, num_ranks=2, best=None)
 
 
-def test_a_checkpoint_counts_as_soon_as_all_ranks_have_written_although_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_as_soon_as_all_ranks_have_written_while_no_controller_waits(tmp_path: Path) -> None:
     checkpoints, folder, commit = begun(tmp_path)
     write(folder, 0)
     time.sleep(0.2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,21 @@ def test_a_run_that_is_resumed_shows_the_steps_before_and_drops_the_rollouts_of_
     assert kept_steps(tmp_path) == [1, 2]
     found = texts(accumulated(tmp_path), "rollouts/train")
     assert {number: f"at {number}" in text for number, text in found.items()} == {1: True, 2: True}
+
+
+def test_the_records_of_a_run_that_is_resumed_are_replaced_as_a_whole_and_only_where_later_ones_go(
+    tmp_path: Path,
+) -> None:
+    with Reporter(tmp_path, num_steps=3, first_step=0, judges=(), console=on_paper()) as reporter:
+        for number in (1, 2, 3):
+            reporter.take(step(number, 1.0))
+    path, found = tmp_path / "metrics.jsonl", []
+    with path.open() as before:  # which keeps its inode
+        for first_step in (3, 2):
+            with Reporter(tmp_path, num_steps=3, first_step=first_step, judges=(), console=on_paper()):
+                steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+            found.append((steps, os.path.samestat(path.stat(), os.fstat(before.fileno()))))
+    assert found == [([1, 2, 3], True), ([1, 2], False)]
 
 
 def test_means_of_function_and_judges_stand_beside_the_reward(tmp_path: Path) -> None:

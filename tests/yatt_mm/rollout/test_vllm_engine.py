@@ -251,6 +251,21 @@ def test_an_engine_that_sleeps_refuses_work_and_answers_as_before_when_woken(
     assert run(engine.generate_batch([prompts.request(1)])) == before
 
 
+def test_an_engine_that_is_told_to_settle_while_it_wakes_up_sleeps_afterwards(engine: VllmEngine, run: Run) -> None:
+    async def settle_in_the_middle() -> None:
+        await engine.sleep()
+        waking = asyncio.create_task(engine.wake_up())
+        while not engine._sending.locked():
+            await asyncio.sleep(0)
+        await engine.settle()
+        await waking
+        with pytest.raises(EngineAsleepError):
+            engine._check_usable()
+        await engine.wake_up()
+
+    run(settle_in_the_middle())
+
+
 def test_falling_asleep_ends_what_is_in_flight(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     async def sleep_in_the_middle() -> list[Sampled]:
         task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=1, max_tokens=1500)))

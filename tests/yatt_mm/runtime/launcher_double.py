@@ -37,13 +37,16 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
         time.sleep(60)
     if way == "shares":  # it is killed with a folder of its own, as all hosts see one
         with owned_folder(folder, ".run.hosts-") as shared:
-            LIFELINE.tell(shared=(str(shared),))
+            LIFELINE.tell(owned=(str(shared),))
             os.kill(os.getpid(), signal.SIGKILL)
     if way in ("kill", "early", "moves"):
         os.kill(os.getpid(), signal.SIGKILL)
     if way in ("lost", "grows"):
         LIFELINE.tell(lost="the rendezvous was lost", is_fault=way == "lost")
         return _ended(left, LOST)
+    if way == "crashes":  # when it has come to its end
+        _ended(left, 75)
+        os.kill(os.getpid(), signal.SIGKILL)
     if way == "refused":  # as if hosts were missing
         return _ended(left, 1)
     return _ended(left, int(way) if way.isdigit() else 0)
@@ -52,7 +55,7 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
 def _ended(left: subprocess.Popen[bytes], status: int) -> int:
     left.kill()
     left.wait()
-    LIFELINE.tell(is_ended=True)
+    LIFELINE.tell(is_ended=True, status=status)
     return status
 
 

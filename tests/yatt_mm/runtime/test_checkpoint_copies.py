@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +77,30 @@ def test_checkpoints_are_copied_while_the_run_goes_on_and_those_at_its_end_befor
     for _ in range(2):
         save(checkpoints, 3 + _)
     assert len(checkpoints.steps()) == 2 and len(list(there.iterdir())) == 2, "nothing is removed there"
+
+
+def test_a_signal_at_the_end_of_a_run_ends_the_wait_for_copies(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_copying, may_end, said = threading.Event(), threading.Event(), list[str]()
+
+    def copy(*_: object) -> None:
+        is_copying.set()
+        may_end.wait(60)
+
+    monkeypatch.setattr(CheckpointCopies, "_copy_file", copy)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with CheckpointCopies(checkpoints, f"file://{tmp_path}/there", said.append):
+            save(checkpoints, 1)
+            assert is_copying.wait(60)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    finally:
+        may_end.set()
+    assert [line.partition("; see")[0] for line in said] == [
+        f"checkpoint.copy_to: file://{tmp_path}/there has no copy of step 1"
+    ]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_copy_that_lost_bytes_is_noticed_and_made_again(checkpoints: Checkpoints) -> None:

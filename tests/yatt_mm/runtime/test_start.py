@@ -79,6 +79,21 @@ def test_a_cluster_that_asks_for_no_token_is_told_with_what_to_do(
     assert said.endswith("start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here\n") == warns
 
 
+def test_a_run_that_goes_on_from_elsewhere_counts_the_checkpoint_of_its_first_step_as_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(launch_module, "LIFELINE", SimpleNamespace(loss=None, tell=told.update))
+    config = config_of(folder, folder)
+    for root, began_at in ((tmp_path / "elsewhere", 9), (Checkpoints.of_run(config.run_dir).root, 10)):
+        checkpoints = Checkpoints(root=root, keep=1)
+        checkpoints.begin(10)
+        checkpoint = checkpoints.commit(10, {"step": 10})
+        with ExitStack() as stack:
+            launch_module._enter_folder(stack, config, checkpoint, 10, {}, Console(file=io.StringIO()))
+        assert (told["began_at"], told["step"]) == (began_at, 10)
+
+
 def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(folder: Path, tiny_dir: Path) -> None:
     config, console = config_of(folder, tiny_dir), Console(file=io.StringIO(), width=200)
     checkpoints = Checkpoints(root=config.run_dir / "checkpoints", keep=1)

@@ -43,6 +43,19 @@ def test_the_status_of_a_launcher_that_came_to_its_end_is_that_of_the_run(status
     assert life["loss"] is None and life["resume"] == []
 
 
+def test_the_status_is_that_with_which_the_run_ended_also_if_its_process_crashes_after_it(tmp_path: Path) -> None:
+    assert start(tmp_path, "crashes").wait(60) == 75
+    assert len(lives(tmp_path)) == 1
+
+
+def test_a_run_whose_terminal_is_gone_is_started_again(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, "kill")
+    assert supervisor.stdout is not None
+    supervisor.stdout.close()  # as if what reads it was killed
+    assert supervisor.wait(60) == 0
+    assert len(lives(tmp_path)) == 2
+
+
 def test_a_launcher_that_was_killed_is_started_again_and_what_it_left_is_ended(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
     supervisor = start(tmp_path, "kill", "lost")
@@ -83,6 +96,11 @@ def test_a_run_that_starts_again_for_more_hosts_has_no_fault(tmp_path: Path) -> 
     said, _ = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 0 and len(lives(tmp_path)) == 5, "faults.max_restarts is 2"
     assert "fault: " not in said
+
+
+def test_launchers_that_die_early_after_the_run_had_more_hosts_are_counted(tmp_path: Path) -> None:
+    assert start(tmp_path, "grows", *["early"] * 5).wait(60) == 1
+    assert len(lives(tmp_path)) == 1 + 3, "faults.max_restarts is 2"
 
 
 def test_what_all_hosts_see_of_a_launcher_goes_with_it(tmp_path: Path) -> None:

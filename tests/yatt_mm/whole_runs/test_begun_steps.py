@@ -47,8 +47,10 @@ def test_a_run_that_is_lost_in_an_update_goes_on_with_the_responses_that_it_had(
     assert whole.status == 0, whole.output
     dies = Kill(role="launcher", step=3, phase="train", after_s=0.0)
     at_phase = ("checkpoint.at=phase", "faults.max_restarts=0")
-    lost, done = kills.run(arguments(digits, "lost", *at_phase), [dies])
+    spill = digits.folder / "spill"
+    lost, done = kills.run(arguments(digits, "lost", *at_phase, f"dataplane.spill_dir={spill}"), [dies])
     assert done == [dies] and lost.status == 1 and lost.left_behind == [], lost.output
+    assert spill.is_dir() and not list(spill.iterdir()), "the supervisor removed what its launcher had left there"
     checkpoints = digits.run("lost") / "checkpoints"
     saved = sorted(path.name for path in checkpoints.iterdir() if path.name[0] != ".")
     assert saved == ["begun_000001", "begun_000002", "begun_000003", "step_000000"]

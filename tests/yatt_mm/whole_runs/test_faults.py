@@ -186,13 +186,16 @@ def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(d
 def test_a_rank_that_stands_still_is_found_by_what_it_finishes_and_made_again(
     whole: runs.Finished, digits: Digits
 ) -> None:
-    stops = Kill(role="rank", step=2, phase="train", signal=signal.SIGSTOP)
+    """Before the new ranks have loaded the checkpoint, a controller dies too."""
+    stops = Kill(role="rank", step=3, phase="train", signal=signal.SIGSTOP)
+    dies = Kill(role="controller", step=2, phase="resume", after_s=0.0)
     short = ("controllers.deadline_s=25", "train.steps=4")
-    finished, done = kills.run(digits.arguments("still", *short), [stops])
-    assert done == [stops] and finished.status == 0, finished.output
-    (fault,) = kills.faults(digits.run("still"))
-    assert (fault["role"], fault["phase"], fault["step"]) == ("train", "train", 2) and fault["seconds"] < 120
-    when_it_was_stopped = r"did not finish (update of step 2 in 25 s|becoming awake in 12\.5 s)"
+    finished, done = kills.run(digits.arguments("still", *short), [stops, dies])
+    assert done == [stops, dies] and finished.status == 0, finished.output
+    (fault, other) = kills.faults(digits.run("still"))
+    assert (fault["role"], fault["phase"], fault["step"]) == ("train", "train", 3) and fault["seconds"] < 120
+    when_it_was_stopped = r"did not finish (update of step 3 in 25 s|becoming awake in 12\.5 s)"
     assert re.search(when_it_was_stopped, fault["why"]), fault
+    assert (other["role"], other["phase"], other["step"]) == ("controller", "resume", 2), other
     assert curve(digits, "still")[:4] == curve(digits, "whole")[:4]
     assert finished.left_behind == []
