@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.log_file import write_output_to
 from yatt_mm.common.owned_dirs import remove_orphans
-from yatt_mm.common.progress import Done, progress_of
+from yatt_mm.common.progress import Done, progress_of, signal_part
 from yatt_mm.hosts.host_needs import HostNeeds
 from yatt_mm.hosts.host_traffic import HostTraffic
 from yatt_mm.hosts.orders import HostOrder, HostReady, NodeNews
@@ -123,9 +122,7 @@ class HostAgent:
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to the process of a part of the run, if it is on this host."""
-        if (found := progress_of(name, self._order.scratch.files)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(found.pid, number)
+        signal_part(name, number, self._order.scratch.files)
 
     def stop(self) -> None:
         """End the node, and remove the folders, also if the process for it was killed. Raises WorkerError if that takes

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import ray
 from dataplane.core.errors import NodeUnavailableError
 from yatt_mm.common.errors import RunLost, UnreachableError, WorkerError
 from yatt_mm.common.host_progress import HostProgress
-from yatt_mm.common.progress import progress_of
+from yatt_mm.common.progress import signal_part
 from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.hosts.devices import Devices, RayNode
 from yatt_mm.hosts.orders import NodeNews
@@ -178,9 +176,7 @@ class RunHosts:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the process of a part of the run, on whichever host it is."""
-        if (found := progress_of(name, self._scratch)) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(found.pid, number)
+        signal_part(name, number, self._scratch)
         calls = [host.agent.signal.remote(name, int(number)) for host in self.others]
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=SIGNAL_S)

@@ -74,7 +74,7 @@ class LauncherState:
     owned: tuple[str, ...] = ()
     """The paths, or beginnings of paths, of folders outside of its temporary one that end with the launcher."""
     began_at: int = 0
-    """The step after which it began."""
+    """The newest step of which the run's folder may have had a checkpoint at its start."""
     step: int = -1
     """The last finished step."""
     phase: str = START

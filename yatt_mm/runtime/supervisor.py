@@ -100,8 +100,7 @@ class Supervisor:
                 file=sys.stderr,
                 flush=True,
             )
-            # all checkpoints of a run that did not begin with one are its own, also that before its first step
-            if _has_saved(Path(state.run_dir), state.began_at if self._resume is not None else -1):
+            if _has_saved(Path(state.run_dir), state.began_at):
                 self._resume = "auto"
 
     def _run_launcher(self, loss: LauncherLoss | None) -> tuple[int, LauncherState]:
@@ -152,7 +151,7 @@ def _end_descendants() -> None:
 
 
 def _has_saved(run_dir: Path, began_at: int) -> bool:
-    """Return True if a run has a checkpoint of a later step than the one after which it began."""
+    """Return True if a run has saved a checkpoint: one of a later step than `began_at`."""
     steps = [int(folder.name.removeprefix("step_")) for folder in (run_dir / "checkpoints").glob("step_*")]
     return max(steps, default=-1) > began_at
 
@@ -162,12 +161,11 @@ def _how_it_ended(status: int) -> str:
 
 
 def _give_up(state: LauncherState, loss: LauncherLoss) -> None:
-    """Write down, and say, that the run ends."""
-    if state.run_dir:
-        loss.note(Path(state.run_dir), ENDED)
+    """Say, and write down, that the run ends."""
     print(f"error: {loss.why}", file=sys.stderr)
     if not state.run_dir:
         return
+    loss.note(Path(state.run_dir), ENDED)
     print(
         f"faults.max_restarts is {state.max_restarts}; start {state.run_dir} again with --resume to go on from its "
         "newest checkpoint",

@@ -29,9 +29,8 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
     way = kills[number] if number < len(kills) else "end"
     if way != "early":
         phase = "start" if way == "refused" else "train"
-        LIFELINE.tell(
-            run_dir=str(folder), max_restarts=2, began_at=0, step=number if "moves" in kills else 0, phase=phase
-        )
+        began_at, step = 0 if resume else -1, number if "moves" in kills else 0
+        LIFELINE.tell(run_dir=str(folder), max_restarts=2, began_at=began_at, step=step, phase=phase)
     if way == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
         time.sleep(60)

@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path, read_progress
+from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path, read_progress, signal_part
 from yatt_mm.protocol.placement_model import Role, Unit
 from yatt_mm.runtime import losses
 from yatt_mm.runtime.cluster import _our_signals
@@ -128,7 +128,7 @@ def test_ranks_are_waited_for_as_long_as_one_of_them_finishes_something(monkeypa
     works_until_s = time.time() + 60
 
     def done(units: Collection[Unit]) -> dict[Unit, Done]:
-        return {unit: Done(pid=0, count=0, last_s=min(time.time(), works_until_s)) for unit in units}
+        return {unit: Done(pid=0, started=0, count=0, last_s=min(time.time(), works_until_s)) for unit in units}
 
     assert settle(ranks(works), done, deadline_s=2.0).ranks_at == 3
     works_until_s = time.time()
@@ -164,7 +164,7 @@ def test_a_rank_that_replies_late_waits_for_no_one_if_it_still_finishes_somethin
     soon, later = member(2), member(2, sleeps_s=3)
 
     def done(units: Collection[Unit]) -> dict[Unit, Done]:
-        return {unit: Done(pid=0, count=0, last_s=time.time()) for unit in units}
+        return {unit: Done(pid=0, started=0, count=0, last_s=time.time()) for unit in units}
 
     assert settle(ranks(soon, later), done, deadline_s=20).ranks_at == 2, "it writes its part of a checkpoint"
 
@@ -212,7 +212,7 @@ def test_a_process_that_hangs_writes_down_where(tmp_path: Path) -> None:
     hanging.settle.remote()
     deadline = time.monotonic() + 20
     while "in settle" not in log.read_text() and time.monotonic() < deadline:
-        os.kill(pid, STACK_SIGNAL)
+        signal_part("training rank 0", STACK_SIGNAL, tmp_path)
         time.sleep(0.1)
     assert "in settle" in log.read_text()
     ray.kill(hanging)

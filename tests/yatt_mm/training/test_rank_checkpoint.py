@@ -18,6 +18,7 @@ from models.layout.parallel import Parallel
 from tests.models.layouts import quick_first
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
+from tests.yatt_mm.training.tiny import build_folder
 
 TP2, PP2, DP2 = Parallel(tp=2), Parallel(pp=2), Parallel(dp=2)
 MOVES = {
@@ -164,6 +165,13 @@ def test_each_of_eight_replicas_holds_and_writes_its_eighth(
     for nbytes, size in zip(held, sizes, strict=True):
         assert nbytes == pytest.approx(sum(held) / 8, rel=0.1)
         assert size == pytest.approx(sum(sizes) / 8, rel=0.1)
+
+
+@pytest.mark.parity
+def test_a_save_needs_no_more_host_memory_than_the_rank_owns(ranks: RankPool, tmp_path: Path) -> None:
+    folder = build_folder(tmp_path / "wide", "qwen2_5_vl_wide")
+    for nbytes, grown in ranks.run(2, jobs.growth_in_a_save, folder, DP2, tmp_path / "saved"):
+        assert nbytes > 70e6 and 0.5 < grown / nbytes < 1.3
 
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(

@@ -73,9 +73,10 @@ def release_experts(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _qwen2_5_vl(is_head_tied: bool, num_layers: int = 2) -> PreTrainedModel:
+def _qwen2_5_vl(is_head_tied: bool, num_layers: int = 2, **of_text: Any) -> PreTrainedModel:
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
     text = TEXT | {"num_hidden_layers": num_layers, "rope_parameters": rope, "tie_word_embeddings": is_head_tied}
+    text |= of_text
     vision = VISION | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
     tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
     torch.manual_seed(0)
@@ -170,6 +171,7 @@ MODELS = {
 """From model_type to a function that returns a random model; its argument says whether the head is tied."""
 DEEP = {
     "qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4),
+    "qwen2_5_vl_wide": partial(_qwen2_5_vl, intermediate_size=2**15),  # 50 MB
     "internvl_qwen3": partial(_internvl, decoder="qwen3"),
 }
 """Additional models, which need not equal transformers in every layout."""

@@ -12,7 +12,7 @@ import pytest
 from tests.made_once import made_once
 from tests.tables import show_seconds
 from tests.yatt_mm import runs
-from tests.yatt_mm.whole_runs.deaths import PHASES
+from tests.yatt_mm.whole_runs.deaths import FEW, PHASES
 
 if TYPE_CHECKING:
     from examples.preparing import WarmedUp
@@ -71,6 +71,7 @@ def digits(prepared_digits: tuple[Path, WarmedUp], tmp_path_factory: pytest.Temp
         train = list(split.train[:NUM_TRAIN])
         train[CORRUPT] = replace(train[CORRUPT], png=train[CORRUPT].png[: len(train[CORRUPT].png) // 2])
         write_shards(folder, Split(train=tuple(train), held_out=split.held_out))
+        runs.write_shard(folder / FEW, range(1000, 1024))
         return Digits(folder=folder, model=made / "model", accuracy=prepared.accuracy, num_eval=len(split.held_out))
 
     return made_once(tmp_path_factory, "digits", make)

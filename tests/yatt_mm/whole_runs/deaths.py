@@ -13,16 +13,18 @@ from yatt_mm.keeper.table import read_rows, table_path
 if TYPE_CHECKING:
     from tests.yatt_mm.whole_runs.conftest import Digits
 
-NUM_STEPS = 8
+FEW = "few-000000.tar"
+"""The shard with the held-out scans of these runs."""
+NUM_STEPS = 4
 PHASES = (
     (1, "prompts"),
+    (1, "train"),
     (2, "rollout"),
+    (2, "checkpoint"),
     (3, "genrm"),
-    (4, "train"),
-    (5, "publish"),
-    (6, "checkpoint"),
-    (8, "eval"),
-    (8, "export"),
+    (3, "publish"),
+    (4, "eval"),
+    (4, "export"),
 )
 """(step, phase) in which a process is killed."""
 ELSEWHERE = "judge elsewhere"
@@ -55,6 +57,7 @@ def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
         "train.prompts_per_step=16",
         "train.num_minibatches=2",
         f"eval.every={NUM_STEPS}",
+        f"data.eval={digits.folder}/{FEW}",
         "rollouts.keep=all",
         "dataplane.memory=128MiB",
         *overrides,
