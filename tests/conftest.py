@@ -45,6 +45,9 @@ TOGETHER = {
 transformers, or whole runs; and two that take longest themselves. When pytest-xdist runs several files at a time, one
 worker takes all files of a group, and these groups come first. The first beginning of a path that fits counts."""
 
+APART = ("tests/yatt_mm/whole_runs/test_every_death.py", "tests/yatt_mm/whole_runs/test_other_deaths.py")
+"""The files whose tests take minutes each: one worker takes one test."""
+
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
 ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -84,13 +87,18 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return a scheduler that gives a group of files to one worker. (The mark `xdist_group` of pytest-xdist 3.8 has no
-    effect with pytest 9.2.)"""
+    """Return a scheduler that gives a group of files to one worker, and no more than the next test before it has room.
+    (The mark `xdist_group` of pytest-xdist 3.8 has no effect with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid.partition("::")[0])
+            path = nodeid.partition("::")[0]
+            return nodeid if path in APART else group_of(path)
+
+        def _reschedule(self, node: Any) -> None:
+            if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     return ByGroup(config, log)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from tests.made_once import made_once
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import kills
 from tests.yatt_mm.whole_runs.kills import Kill
@@ -22,11 +25,13 @@ PHASES = (
     (2, "rollout"),
     (2, "checkpoint"),
     (3, "genrm"),
-    (3, "publish"),
-    (4, "eval"),
+    (3, "eval"),
+    (4, "publish"),
     (4, "export"),
 )
-"""(step, phase) in which a process is killed."""
+"""(step, phase) in which a process is killed. Every role is needed again after all of them but the last."""
+EVAL_EVERY = 3
+"""So there is one evaluation that is not the last one."""
 ELSEWHERE = "judge elsewhere"
 """The role of a judge's server, which is no process of a run."""
 NOT_WRITTEN_DOWN = ("decode worker", "reward worker", ELSEWHERE)
@@ -56,12 +61,19 @@ def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:
         f"train.steps={NUM_STEPS}",
         "train.prompts_per_step=16",
         "train.num_minibatches=2",
-        f"eval.every={NUM_STEPS}",
+        f"eval.every={EVAL_EVERY}",
         f"data.eval={digits.folder}/{FEW}",
         "rollouts.keep=all",
         "dataplane.memory=128MiB",
         *overrides,
     )
+
+
+def undisturbed(factory: pytest.TempPathFactory, digits: Digits, name: str, *overrides: str) -> str:
+    """Make a run without a fault, once for all workers of pytest-xdist, and return its name."""
+    finished = made_once(factory, name, lambda _: runs.run(arguments(digits, name, *overrides)))
+    assert finished.status == 0, finished.output
+    return name
 
 
 def trained_on(digits: Digits, name: str) -> list[tuple[int, int, str]]:

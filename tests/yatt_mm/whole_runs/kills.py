@@ -39,7 +39,7 @@ PATTERNS = {
 WHEN_NEEDED = ("decode worker",)
 """Roles whose processes are replaced when there is something to do for them, so there may be none in a phase."""
 PHASES = Path(__file__).parent / "phases"
-POLL_S = 0.005
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Tests that kill an engine, a judge, a rank or a controller, once in every phase of a run with two ranks and a judge:
 what was killed is made again, and the run trains on what a run without a fault trains on. What else may die:
-`test_deaths_on_one_device.py`."""
+`test_other_deaths.py`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ def overrides(digits: Digits, num_engines: int = 1) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(digits: Digits) -> str:
-    finished = runs.run(deaths.arguments(digits, "undisturbed", *overrides(digits)))
-    assert finished.status == 0, finished.output
-    return "undisturbed"
+def undisturbed(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return deaths.undisturbed(tmp_path_factory, digits, "undisturbed", *overrides(digits))
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
 from tests.yatt_mm.whole_runs import deaths, test_every_death
 from tests.yatt_mm.whole_runs.conftest import Digits
@@ -20,15 +19,21 @@ from tests.yatt_mm.whole_runs.kills import PATTERNS
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
-HALVES = {
-    # a node that dies six times in a minute is given up, so it has a run for each half of the phases
-    "node": [deaths.PHASES[:4], deaths.PHASES[4:]],
-    # the whole run starts again, whichever of these dies, so each has every second phase
-    "gcs": [deaths.PHASES[::2]],
-    "launcher": [deaths.PHASES[1::2]],
+STARTED_AGAIN = {
+    "rendezvous": deaths.PHASES,
+    "raylet": deaths.PHASES,
+    "gcs": deaths.PHASES[1::4],
+    "launcher": deaths.PHASES[2::4],
 }
-ROLES = [role for role in PATTERNS if role not in test_every_death.ROLES]
-RUNS = [(role, phases) for role in ROLES for phases in HALVES.get(role, [deaths.PHASES])]
+"""[role] the phases in which it dies. The whole run starts again, whichever of these dies, so the last two have two
+phases each. These runs take longest, and come first."""
+HALVES = {"node": [deaths.PHASES[:4], deaths.PHASES[4:]]}
+"""[role] the phases of each of its runs: a node that dies six times in a minute is given up."""
+OTHERS = [role for role in PATTERNS if role not in (*test_every_death.ROLES, *STARTED_AGAIN)]
+RUNS = [
+    *STARTED_AGAIN.items(),
+    *((role, phases) for role in OTHERS for phases in HALVES.get(role, [deaths.PHASES])),
+]
 AWAY_S = 2.0
 """The time in seconds after which the server is there again."""
 
@@ -56,10 +61,8 @@ def small(server: ChatServer) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(small: tuple[str, ...], digits: Digits) -> str:
-    finished = runs.run(deaths.arguments(digits, "undisturbed_small", *small))
-    assert finished.status == 0, finished.output
-    return "undisturbed_small"
+def undisturbed(small: tuple[str, ...], digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return deaths.undisturbed(tmp_path_factory, digits, "undisturbed_small", *small)
 
 
 @pytest.mark.parametrize(("role", "phases"), RUNS, ids=lambda value: value if isinstance(value, str) else value[0][1])
