@@ -155,6 +155,7 @@ class Controller:
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
+            self._rendezvous.phase = "prompts"
             self._report.begin_step()
             self._rendezvous.may_stop = True
             yield self.step
