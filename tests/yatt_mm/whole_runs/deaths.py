@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 FEW = "few-000000.tar"
 """The shard with the held-out scans of these runs."""
-NUM_STEPS = 4
+NUM_STEPS = 5
 PHASES = (
     (1, "prompts"),
     (1, "train"),
     (2, "rollout"),
     (2, "checkpoint"),
-    (3, "genrm"),
-    (3, "eval"),
-    (4, "publish"),
-    (4, "export"),
+    (3, "publish"),
+    (4, "genrm"),
+    (4, "eval"),
+    (5, "export"),
 )
-"""(step, phase) in which a process is killed. Every role is needed again after all of them but the last."""
-EVAL_EVERY = 3
-"""So there is one evaluation that is not the last one."""
+"""(step, phase) in which a process is killed. Every role is needed between two of them, so that the first one is missed
+before the second one is killed."""
+EVAL_EVERY = 4
 ELSEWHERE = "judge elsewhere"
 """The role of a judge's server, which is no process of a run."""
 NOT_WRITTEN_DOWN = ("decode worker", "reward worker", ELSEWHERE)

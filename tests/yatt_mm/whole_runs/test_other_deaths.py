@@ -55,6 +55,7 @@ def small(server: ChatServer) -> tuple[str, ...]:
     return (
         "placement.num_devices=1",
         "rollout.num_engines=1",
+        "controllers.num=1",
         f"reward.judges.away.url={server.url}",
         "reward.judges.away.model=judge",
     )
