@@ -48,7 +48,7 @@ class Progress:
 
     def open(self, path: Path) -> None:
         """From now on show in a file what this process does, and let `STACK_SIGNAL` write its stacks."""
-        self._pid, self._started = os.getpid(), _started(os.getpid())
+        self._pid, self._started = os.getpid(), start_ticks(os.getpid())
         path.write_bytes(LAYOUT.pack(self._pid, self._started, 0, time.time()))
         with path.open("r+b") as file:
             self._file = mmap.mmap(file.fileno(), LAYOUT.size)
@@ -102,13 +102,13 @@ def signal_part(name: str, number: int, folder: Path | None = None) -> None:
     with suppress(ProcessLookupError):
         process = os.pidfd_open(done.pid)  # from here on it means this process, and no other
         try:
-            if _started(done.pid) == done.started:
+            if start_ticks(done.pid) == done.started:
                 signal.pidfd_send_signal(process, number)
         finally:
             os.close(process)
 
 
-def _started(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return when a process was started, in ticks of the system's clock; -1 if it has ended."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]

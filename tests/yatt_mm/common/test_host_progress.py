@@ -27,7 +27,8 @@ class Agent:
     def remote(self, names: Sequence[str]) -> Any:
         self.asked += names
         return lambda: [
-            Done(pid=1, count=self.counts[name], last_s=0.0) if name in self.counts else None for name in names
+            Done(pid=1, started=0, count=self.counts[name], last_s=0.0) if name in self.counts else None
+            for name in names
         ]
 
 
@@ -42,7 +43,7 @@ def lost() -> Any:
 def test_only_the_host_of_a_part_is_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
-    (tmp_path / "progress-rank-0").write_bytes(LAYOUT.pack(1, 7, 0.0))
+    (tmp_path / "progress-rank-0").write_bytes(LAYOUT.pack(1, 0, 7, 0.0))
     first, second, third = Agent(**{"the rendezvous": 5}), Agent(**{"training rank 1": 3}), Agent()
     names = ["training rank 0", "training rank 1", "training rank 2", "the rendezvous"]
     hosts = {"training rank 0": 0, "training rank 1": 1, "training rank 2": 2}

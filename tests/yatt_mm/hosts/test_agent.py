@@ -17,7 +17,7 @@ from dataplane.client.client import Client
 from tests.dataplane.shards import wait_until
 from tests.yatt_mm import runs
 from yatt_mm.common.errors import WorkerError
-from yatt_mm.common.progress import LAYOUT
+from yatt_mm.common.progress import LAYOUT, start_ticks
 from yatt_mm.hosts.agent import HostAgent, unreachable
 from yatt_mm.hosts.orders import HostOrder, NodeSettings
 from yatt_mm.hosts.run_node import node_token
@@ -125,7 +125,7 @@ def test_two_hosts_with_the_same_files_are_told(agent: HostAgent, order: HostOrd
 def test_what_a_part_has_done_is_read_on_its_host_and_signals_reach_it(agent: HostAgent, order: HostOrder) -> None:
     order.scratch.files.mkdir()
     child = subprocess.Popen(["sleep", "600"])
-    (order.scratch.files / "progress-rank-3").write_bytes(LAYOUT.pack(child.pid, 7, 1.5))
+    (order.scratch.files / "progress-rank-3").write_bytes(LAYOUT.pack(child.pid, start_ticks(child.pid), 7, 1.5))
     done, none = agent.done(["training rank 3", "engine 3"])
     assert done is not None and (done.pid, done.count, none) == (child.pid, 7, None)
     agent.signal("engine 3", signal.SIGKILL)
