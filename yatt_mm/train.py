@@ -57,7 +57,7 @@ def _launch(config: str, overrides: list[str], resume: str | None) -> int:
 
     status = status_of(launch_and_tell, stopped="everything that this run started", loses_nothing=True)
     status = LOST if is_lost else status
-    LIFELINE.tell(is_ended=True, status=status)
+    LIFELINE.tell(status=status)
     return status
 
 

@@ -21,17 +21,26 @@ class Peak:
 
 @contextmanager
 def measured_peak() -> Iterator[Peak]:
-    """Measure the peak memory of a `with` block, in bytes: of the CUDA device, or the resident size on the CPU. On the
-    CPU the system keeps the maximum (`VmHWM`), so nothing is sampled or missed."""
+    """Measure the peak memory of a `with` block, in bytes: of the CUDA device, or the resident size on the CPU."""
+    if not torch.cuda.is_available():
+        with measured_host_peak() as peak:
+            yield peak
+        return
     gc.collect()
     peak = Peak()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        yield peak
-        torch.cuda.synchronize()
-        peak.num_bytes = torch.cuda.max_memory_allocated() - before
-        return
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield peak
+    torch.cuda.synchronize()
+    peak.num_bytes = torch.cuda.max_memory_allocated() - before
+
+
+@contextmanager
+def measured_host_peak() -> Iterator[Peak]:
+    """Measure by how much the resident size of this process grows in a `with` block at most. The system keeps the
+    maximum (`VmHWM`), so nothing is sampled or missed."""
+    gc.collect()
+    peak = Peak()
     Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is resident now
     before = _status_bytes("VmRSS")
     yield peak

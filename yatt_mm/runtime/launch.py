@@ -252,11 +252,10 @@ def _enter_folder(
     is_same_run = LIFELINE.loss is not None
     run_dir.prepare(config, checkpoint, step, console, begun=begun, is_same_run=is_same_run)
     run_folder, max_restarts = str(config.run_dir.absolute()), config.faults.max_restarts
-    had_own = step in Checkpoints.of_run(config.run_dir).steps()  # else the first that it saves may be of this step
-    began_at = step if had_own else step - 1
+    checkpoints = Checkpoints.of_run(config.run_dir.absolute(), keep=config.checkpoint.keep)
+    began_at = step if step in checkpoints.steps() else step - 1  # else the first that it saves may be of this step
     LIFELINE.tell(run_dir=run_folder, max_restarts=max_restarts, began_at=began_at, step=step)
     if config.checkpoint.copy_to is not None and config.trains:
-        checkpoints = Checkpoints.of_run(config.run_dir.absolute(), keep=config.checkpoint.keep)
         stack.enter_context(CheckpointCopies(checkpoints, config.checkpoint.copy_to, lambda text: _warn(text, console)))
 
 

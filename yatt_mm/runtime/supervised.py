@@ -82,10 +82,9 @@ class LauncherState:
     """What it saw dying, without which it cannot end in an orderly way."""
     is_fault: bool = True
     """False if nothing died: it is to be started again to use more hosts."""
-    is_ended: bool = False
-    """True if it came to its end, with `status`."""
-    status: int = 0
-    """The exit status with which it came to its end."""
+    status: int | None = None
+    """The exit status with which it came to its end; None if it did not. That of its process is another one if it
+    crashed after it."""
 
     @classmethod
     def read(cls, file: int) -> LauncherState:

@@ -78,12 +78,11 @@ class Supervisor:
             _end_descendants()
             for folder in map(Path, state.owned):
                 remove_orphans(folder.parent, folder.name)
-            if state.is_ended:
-                status = state.status  # that of the process is another one if it crashed at its very end
-            if state.is_ended and status != LOST:
-                if loss is not None and state.phase == START and status not in (0, SAVED_AND_STOPPED, INTERRUPTED):
+            if state.status is not None and state.status != LOST:
+                is_refused = state.phase == START and state.status not in (0, SAVED_AND_STOPPED, INTERRUPTED)
+                if loss is not None and is_refused:
                     loss.note(Path(self._state.run_dir), ENDED)
-                return status
+                return state.status
             if not state.run_dir and self._state.run_dir:  # it died before it had the run's folder
                 state = replace(self._state, phase=START, lost=state.lost, is_fault=state.is_fault)
             self._state = state

@@ -8,7 +8,6 @@ name says of which tensor it is and where it begins: `exp_avg/decoder.weight@128
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -72,7 +71,7 @@ def write_part(path: Path, pieces: Sequence[Piece], settings: dict[str, str]) ->
             file.write(values)
             if nbytes - num_synced >= STRETCH_BYTES:
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(path)
                 num_synced = nbytes
             PROGRESS.tick()
     sync_file(path)

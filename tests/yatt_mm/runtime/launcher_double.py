@@ -54,7 +54,7 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
 def _ended(left: subprocess.Popen[bytes], status: int) -> int:
     left.kill()
     left.wait()
-    LIFELINE.tell(is_ended=True, status=status)
+    LIFELINE.tell(status=status)
     return status
 
 

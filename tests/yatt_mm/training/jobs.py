@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.peaks import measured_host_peak
 from dataplane.core.process import return_freed_memory
 from models.compat.megatron_core import parallel_state
 from models.freeze import Part
@@ -326,20 +327,13 @@ def growth_in_a_save(rank: int, model_dir: Path, parallel: Parallel, directory: 
     engine = build_engine(model_dir, parallel)
     _steps(engine, 1)
     return_freed_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the largest size is the present one
-    before = _memory("VmRSS")
-    engine.save(directory, asynchronous=True)
-    assert engine._pending_save is not None
-    nbytes = engine._pending_save.nbytes
-    engine.finish_save()
+    with measured_host_peak() as peak:
+        engine.save(directory, asynchronous=True)
+        assert engine._pending_save is not None
+        nbytes = engine._pending_save.nbytes
+        engine.finish_save()
     dist.barrier()
-    return nbytes, _memory("VmHWM") - before
-
-
-def _memory(key: str) -> int:
-    """Return a size of this process in bytes, as Linux counts it."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) << 10
+    return nbytes, peak.num_bytes
 
 
 def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] = GROUPS) -> dict[str, Any]:
