@@ -98,8 +98,8 @@ NAMED_TROUBLE = (
         claim="a loss of power takes no committed checkpoint",
         test="tests/yatt_mm/training/test_power_loss.py",
         path="yatt_mm/training/part_files.py",
-        before="    sync_file(path)\n",
-        after="",
+        before="    sync_file(path)\n    return",
+        after="    return",
     ),
     Named(
         claim="a second signal interrupts",
