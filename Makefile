@@ -7,8 +7,8 @@
 # make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
 # make check    lint and types only
 # make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
-# make faults   more whole runs of which processes are killed
-# make endings  whole runs that are told to end, are lost whole, or must end, and how they go on
+# make faults   whole runs of which every kind of process is killed in every phase, and what a loss of power leaves
+# make endings  whole runs that are told to end, are lost whole, stand still, or must end; and another user of the machine
 # make hosts    whole runs over several hosts, which are namespaces of this machine; needs root
 # make host-faults  the same, in every phase of which a host, its Ray or its link is lost
 # make mutants  300 small changes of the product, drawn at random, which some test must notice

@@ -30,8 +30,9 @@ from yatt_mm.runtime.signals import set_signals_again
 from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUTS_S = (30.0, 60.0, 120.0)
-"""The seconds that Ray has for each attempt to start."""
+START_TIMEOUTS_S = (30.0, 60.0, 60.0, 120.0, 120.0)
+"""The seconds that Ray has for each attempt to start. (Its raylet gives up by itself if what it starts is not there
+after half a minute.)"""
 END_TIMEOUT_S = 5.0
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
@@ -92,7 +93,7 @@ def _start(folder: Path, **options: Any) -> None:
     this user can read.
 
     On a busy machine it happens that a server of Ray does not come up. So Ray is started again if a server ends or is
-    not heard of; each time it has twice as long.
+    not heard of; the later attempts have longer.
 
     Raises:
         WorkerError: Ray could not start. It names what Ray's servers wrote last.

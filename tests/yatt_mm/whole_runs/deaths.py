@@ -1,4 +1,4 @@
-"""Runs in every phase of which one kind of process is killed, and what must be the same as in a run without a fault."""
+"""Runs in every phase of which a process is killed, and what must be the same as in a run without a fault."""
 
 from __future__ import annotations
 
@@ -34,9 +34,20 @@ before the second one is killed."""
 EVAL_EVERY = 4
 ELSEWHERE = "judge elsewhere"
 """The role of a judge's server, which is no process of a run."""
-NOT_WRITTEN_DOWN = ("decode worker", "reward worker", ELSEWHERE)
+WORKERS = ("decode worker", "reward worker")
+NOT_WRITTEN_DOWN = (*WORKERS, ELSEWHERE)
 """Workers, which are replaced by those that give them work, and a judge's server, which is waited for: no line of
 `faults.jsonl` is about them."""
+WRITTEN_AS = {
+    "rollout actor": "rollout",
+    "engine core": "rollout",
+    "judge": "genrm",
+    "rank": "train",
+    "rendezvous": "launcher",
+    "raylet": "launcher",
+    "gcs": "launcher",
+}
+"""[role] its name in `faults.jsonl`, if that is another one."""
 DEADLINE_S = 1200.0
 """The deadline of a run in seconds, which may start nine times."""
 ORDER = (
@@ -86,37 +97,36 @@ def trained_on(digits: Digits, name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def repairs(
-    role: str,
-    phases: tuple[tuple[int, str], ...],
-    digits: Digits,
-    undisturbed: str,
-    *overrides: str,
-    act: Callable[[], None] | None = None,
-) -> dict[str, float]:
-    """Run with one process of the role killed in each of the phases, and check that the run trained on what the run
-    `undisturbed` trained on, and left nothing behind. Return [phase] the seconds of the repair.
+def kills_of(
+    *roles: str, phases: tuple[tuple[int, str], ...] = PHASES, act: Callable[[], None] | None = None
+) -> list[Kill]:
+    """Return one kill of each of the roles in each of the phases. act: see `Kill`."""
+    return [Kill(role=role, step=step, phase=phase, after_s=0.05, act=act) for step, phase in phases for role in roles]
 
-    act: ends what is no process of the run, if that is the role.
-    """
-    name = f"without_{role.replace(' ', '_')}_from_{phases[0][1]}"
-    wanted = [Kill(role=role, step=step, phase=phase, after_s=0.05, act=act) for step, phase in phases]
+
+def repairs(
+    name: str, wanted: list[Kill], digits: Digits, undisturbed: str, *overrides: str
+) -> dict[str, dict[str, float]]:
+    """Make a run with these kills, and check that it trained on what the run `undisturbed` trained on, and left nothing
+    behind. Return [role][phase] the seconds of the repair."""
     finished, done = kills.run(arguments(digits, name, *overrides), wanted, deadline_s=DEADLINE_S)
     assert finished.status == 0, finished.output
     assert finished.left_behind == []
     assert runs.curve(digits.folder, name) == runs.curve(digits.folder, undisturbed), finished.output
     assert trained_on(digits, name) == trained_on(digits, undisturbed)
-    if role in kills.WHEN_NEEDED:
-        assert done[:1] == wanted[:1] and set(done) <= set(wanted), "there may be none in a later phase"
-    else:
-        assert done in (wanted, wanted[:-1]), "the run may be over before the last one"
-    if role == ELSEWHERE:
+    roles = dict.fromkeys(kill.role for kill in wanted)
+    assert {kill.role for kill in done} == set(roles), finished.output
+    missed = [kill for kill in wanted if kill not in done and kill.role not in kills.WHEN_NEEDED]
+    assert missed in ([], wanted[-1:]), "the run may be over before the last one"
+    if ELSEWHERE in roles:
         assert "waiting: the server of judge away" in finished.output, finished.output
-    if role in NOT_WRITTEN_DOWN:
-        return {}
-    found = _seconds(done, kills.faults(digits.run(name)))
-    assert {kill.phase for kill in done[:-1]} <= found.keys(), "the last one may not be needed any more"
-    return found
+    written_down = [role for role in roles if role not in NOT_WRITTEN_DOWN]
+    faults = kills.faults(digits.run(name)) if written_down else []
+    assert {WRITTEN_AS.get(role, role) for role in written_down} <= {fault["role"] for fault in faults}, faults
+    seconds = {role: _seconds([kill for kill in done if kill.role == role], faults) for role in written_down}
+    unseen = [kill for kill in done[:-1] if kill.role in seconds and kill.phase not in seconds[kill.role]]
+    assert unseen == [], ("the last one may not be needed any more", faults)
+    return seconds
 
 
 def _seconds(done: list[Kill], faults: list[dict[str, Any]]) -> dict[str, float]:

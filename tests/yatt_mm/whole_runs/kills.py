@@ -36,6 +36,8 @@ PATTERNS = {
     "launcher": "yatt_mm.train",
 }
 """[role] what the command line of its processes contains."""
+REPLACED_ALONE = ("decode worker", "reward worker", "node")
+"""Roles after whose death the controllers go on."""
 WHEN_NEEDED = ("decode worker",)
 """Roles whose processes are replaced when there is something to do for them, so there may be none in a phase."""
 PHASES = Path(__file__).parent / "phases"
@@ -108,8 +110,11 @@ class Killer:
             self.done.append(kill)
 
     def _wait_for(self, kill: Kill) -> bool:
-        """Return True when controllers come to the phase: other ones than before, after a kill in the same phase."""
-        is_again = bool(self.done) and (self.done[-1].step, self.done[-1].phase) == (kill.step, kill.phase)
+        """Return True when controllers come to the phase: other ones than before, if these died with the last kill."""
+        is_again = any(
+            (last.step, last.phase) == (kill.step, kill.phase) and last.role not in REPLACED_ALONE
+            for last in self.done[-1:]
+        )
         while not self._is_over.wait(POLL_S):
             lines = [line.split() for line in self._phases.read_text().splitlines() if line.count(" ") == 2]
             came = {pid for step, phase, pid in lines if (int(step), phase) == (kill.step, kill.phase)}

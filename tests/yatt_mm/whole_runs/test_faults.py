@@ -4,6 +4,7 @@ another number of controllers, another layout, signals."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -171,6 +172,7 @@ def test_a_second_sigterm_does_no_harm(line: str, is_for_the_group: bool, digits
 
 
 @pytest.mark.faults
+@pytest.mark.endings
 def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(digits: Digits) -> None:
     layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1", "train.steps=3")
     dies = Kill(role="engine core", step=2, phase="rollout")
@@ -178,4 +180,24 @@ def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(d
     assert done == [dies] and finished.status == 0, finished.output
     (fault,) = kills.faults(digits.run("widowed"))
     assert (fault["role"], fault["done"]) == ("rollout", "engine 0 started again; controllers go on after step 1")
+    assert finished.left_behind == []
+
+
+@pytest.mark.faults
+@pytest.mark.endings
+def test_a_rank_that_stands_still_is_found_by_what_it_finishes_and_made_again(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    """Before the new ranks have loaded the checkpoint, a controller dies too."""
+    stops = Kill(role="rank", step=3, phase="train", signal=signal.SIGSTOP)
+    dies = Kill(role="controller", step=2, phase="resume", after_s=0.0)
+    waits = ("train.steps=6", "controllers.deadline_s=25")
+    finished, done = kills.run(digits.arguments("still", ONE_ENGINE, *waits), [stops, dies])
+    assert done == [stops, dies] and finished.status == 0, finished.output
+    (fault, other) = kills.faults(digits.run("still"))
+    assert (fault["role"], fault["phase"], fault["step"]) == ("train", "train", 3) and fault["seconds"] < 120
+    when_it_was_stopped = r"did not finish (update of step 3 in 25 s|becoming awake in 12\.5 s)"
+    assert re.search(when_it_was_stopped, fault["why"]), fault
+    assert (other["role"], other["phase"], other["step"]) == ("controller", "resume", 2), other
+    assert curve(digits, "still") == curve(digits, "whole")[:7]
     assert finished.left_behind == []

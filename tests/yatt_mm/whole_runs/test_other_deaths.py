@@ -19,21 +19,28 @@ from tests.yatt_mm.whole_runs.kills import PATTERNS
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
-STARTED_AGAIN = {
-    "rendezvous": deaths.PHASES,
-    "raylet": deaths.PHASES,
-    "gcs": deaths.PHASES[1::4],
-    "launcher": deaths.PHASES[2::4],
+EARLY, LATE = deaths.PHASES[:4], deaths.PHASES[4:]
+RUNS = {
+    "rendezvous": deaths.kills_of("rendezvous"),
+    "raylet": deaths.kills_of("raylet"),
+    "gcs and launcher": [
+        *deaths.kills_of("gcs", phases=deaths.PHASES[1:2]),
+        *deaths.kills_of("launcher", phases=deaths.PHASES[4:5]),
+    ],
+    "workers then node": [*deaths.kills_of(*deaths.WORKERS, phases=EARLY), *deaths.kills_of("node", phases=LATE)],
+    "node then workers": [*deaths.kills_of("node", phases=EARLY), *deaths.kills_of(*deaths.WORKERS, phases=LATE)],
+    "keeper then coordinator": [
+        *deaths.kills_of("keeper", phases=EARLY),
+        *deaths.kills_of("coordinator", phases=LATE),
+    ],
+    "coordinator then keeper": [
+        *deaths.kills_of("coordinator", phases=EARLY),
+        *deaths.kills_of("keeper", phases=LATE),
+    ],
 }
-"""[role] the phases in which it dies. The whole run starts again, whichever of these dies, so the last two have two
-phases each. These runs take longest, and come first."""
-HALVES = {"node": [deaths.PHASES[:4], deaths.PHASES[4:]]}
-"""[role] the phases of each of its runs: a node that dies six times in a minute is given up."""
-OTHERS = [role for role in PATTERNS if role not in (*test_every_death.ROLES, *STARTED_AGAIN)]
-RUNS = [
-    *STARTED_AGAIN.items(),
-    *((role, phases) for role in OTHERS for phases in HALVES.get(role, [deaths.PHASES])),
-]
+"""[name of a run] what dies in it, and when. The whole run starts again after the death of one of the first four; as it
+does so whichever of them dies, GCS and the launcher die in one phase each. These runs take longest, and come first. A
+node that dies six times in a minute is given up, so two runs share its phases."""
 AWAY_S = 2.0
 """The time in seconds after which the server is there again."""
 
@@ -66,17 +73,18 @@ def undisturbed(small: tuple[str, ...], digits: Digits, tmp_path_factory: pytest
     return deaths.undisturbed(tmp_path_factory, digits, "undisturbed_small", *small)
 
 
-@pytest.mark.parametrize(("role", "phases"), RUNS, ids=lambda value: value if isinstance(value, str) else value[0][1])
+def test_every_kind_of_process_dies_in_this_file_or_the_other_one() -> None:
+    killed = {kill.role for wanted in RUNS.values() for kill in wanted}
+    assert killed.isdisjoint(test_every_death.ROLES) and killed | set(test_every_death.ROLES) == PATTERNS.keys()
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_survives_the_death_of(
-    role: str,
-    phases: tuple[tuple[int, str], ...],
-    small: tuple[str, ...],
-    undisturbed: str,
-    digits: Digits,
-    repair_seconds: dict[str, dict[str, float]],
+    name: str, small: tuple[str, ...], undisturbed: str, digits: Digits, repair_seconds: dict[str, dict[str, float]]
 ) -> None:
-    if found := deaths.repairs(role, phases, digits, undisturbed, *small):
-        repair_seconds.setdefault(role, {}).update(found)
+    found = deaths.repairs(f"without_{name.replace(' ', '_')}", RUNS[name], digits, undisturbed, *small)
+    for role, seconds in found.items():
+        repair_seconds.setdefault(role, {}).update(seconds)
 
 
 def test_a_run_waits_for_a_server_that_dies(
@@ -90,6 +98,6 @@ def test_a_run_waits_for_a_server_that_dies(
             timers.append(threading.Timer(AWAY_S, server.start))
             timers[-1].start()
 
-    deaths.repairs(deaths.ELSEWHERE, deaths.PHASES, digits, undisturbed, *small, act=dies)
+    deaths.repairs("server", deaths.kills_of(deaths.ELSEWHERE, act=dies), digits, undisturbed, *small)
     for timer in timers:
         timer.join()

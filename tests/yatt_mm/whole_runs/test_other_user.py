@@ -25,6 +25,7 @@ from tests.yatt_mm.whole_runs.other_user import Found, Targets, found_by, trying
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.faults,
+    pytest.mark.endings,
     pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program as another user"),
 ]
 OTHER_USER = 65534
