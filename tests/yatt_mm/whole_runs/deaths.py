@@ -57,9 +57,9 @@ ORDER = (
     "reference",
     "train",
     "publish",
+    "eval",
     "report",
     "checkpoint",
-    "eval",
     "export",
 )
 """The phases in the order in which controllers come to them."""
