@@ -90,7 +90,8 @@ class Supervisor:
                 print("the run was told to stop, and ended before it was saved", file=sys.stderr)
                 return INTERRUPTED if self._told == signal.SIGINT else SAVED_AND_STOPPED
             why = state.lost or f"the launcher {_how_it_ended(status)}"
-            loss = LauncherLoss(why=why, phase=state.phase, step=state.step + 1, began_s=began_s)
+            step = state.step if state.phase == "export" else state.step + 1
+            loss = LauncherLoss(why=why, phase=state.phase, step=step, began_s=began_s)
             if not self._may_start_again(state):
                 _give_up(state, loss)
                 return 1

@@ -21,14 +21,15 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
     lives = folder / "lives.jsonl"
     number = len(lives.read_text().splitlines()) if lives.exists() else 0
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    loss = None if LIFELINE.loss is None else LIFELINE.loss.why
+    loss = LIFELINE.loss
+    life = {"resume": resume, "left": left.pid, "started_s": LIFELINE.started_s, "loss": loss and loss.why}
+    if loss is not None:
+        life["at"] = [loss.phase, loss.step]
     with lives.open("a") as file:
-        file.write(
-            json.dumps({"resume": resume, "loss": loss, "left": left.pid, "started_s": LIFELINE.started_s}) + "\n"
-        )
+        file.write(json.dumps(life) + "\n")
     way = kills[number] if number < len(kills) else "end"
     if way != "early":
-        phase = "start" if way == "refused" else "train"
+        phase = {"refused": "start", "exports": "export"}.get(way, "train")
         began_at, step = 0 if resume else -1, number if "moves" in kills else 0
         LIFELINE.tell(run_dir=str(folder), max_restarts=2, began_at=began_at, step=step, phase=phase)
     if way == "wait":
@@ -38,7 +39,7 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
         with owned_folder(folder, ".run.hosts-") as shared:
             LIFELINE.tell(owned=(str(shared),))
             os.kill(os.getpid(), signal.SIGKILL)
-    if way in ("kill", "early", "moves"):
+    if way in ("kill", "early", "moves", "exports"):
         os.kill(os.getpid(), signal.SIGKILL)
     if way in ("lost", "grows"):
         LIFELINE.tell(lost="the rendezvous was lost", is_fault=way == "lost")

@@ -56,6 +56,11 @@ def test_a_run_whose_terminal_is_gone_is_started_again(tmp_path: Path) -> None:
     assert len(lives(tmp_path)) == 2
 
 
+def test_a_death_is_that_of_the_step_after_the_finished_one_or_in_the_export_of_that_one(tmp_path: Path) -> None:
+    assert start(tmp_path, "kill", "exports").wait(60) == 0
+    assert [life["at"] for life in lives(tmp_path)[1:]] == [["train", 1], ["export", 0]]
+
+
 def test_a_launcher_that_was_killed_is_started_again_and_what_it_left_is_ended(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
     supervisor = start(tmp_path, "kill", "lost")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -122,23 +122,32 @@ def repairs(
         assert "waiting: the server of judge away" in finished.output, finished.output
     written_down = [role for role in roles if role not in NOT_WRITTEN_DOWN]
     faults = kills.faults(digits.run(name)) if written_down else []
-    assert {WRITTEN_AS.get(role, role) for role in written_down} <= {fault["role"] for fault in faults}, faults
-    seconds = {role: _seconds([kill for kill in done if kill.role == role], faults) for role in written_down}
+    assert {_written_as(role) for role in written_down} <= {fault["role"] for fault in faults}, faults
+    seconds: dict[str, dict[str, float]] = {role: {} for role in written_down}
+    for kill, fault in _repaired([kill for kill in done if kill.role in seconds], faults):
+        seconds[kill.role][kill.phase] = fault["seconds"]
     unseen = [kill for kill in done[:-1] if kill.role in seconds and kill.phase not in seconds[kill.role]]
     assert unseen == [], ("the last one may not be needed any more", faults)
     return seconds
 
 
-def _seconds(done: list[Kill], faults: list[dict[str, Any]]) -> dict[str, float]:
-    """Return [phase] the seconds of the repair of what was killed there. A part that sleeps is missed when it is needed
-    again, in a later phase, and one repair may be that of two parts."""
+def _written_as(role: str) -> str:
+    return WRITTEN_AS.get(role, role)
+
+
+def _repaired(done: list[Kill], faults: list[dict[str, Any]]) -> Iterator[tuple[Kill, dict[str, Any]]]:
+    """Yield each kill with its fault. Each start of the whole run is that of one kill. Other parts may sleep when they
+    are killed, and are missed when they are needed again, in a later phase; and one repair may be that of two parts."""
 
     def moment(step: int, phase: str) -> tuple[int, int]:
         return step, ORDER.index(phase)
 
-    seconds = {}
+    starts = (fault for fault in faults if fault["role"] == "launcher")
     for kill in done:
-        later = (fault for fault in faults if moment(fault["step"], fault["phase"]) >= moment(kill.step, kill.phase))
+        if _written_as(kill.role) == "launcher":
+            later = starts
+        else:
+            since = moment(kill.step, kill.phase)
+            later = (fault for fault in faults if moment(fault["step"], fault["phase"]) >= since)
         if fault := next(later, None):
-            seconds[kill.phase] = fault["seconds"]
-    return seconds
+            yield kill, fault
