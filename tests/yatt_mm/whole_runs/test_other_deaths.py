@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 EARLY, LATE = deaths.PHASES[:4], deaths.PHASES[4:]
 RUNS = {
     "rendezvous": deaths.kills_of("rendezvous"),
-    "raylet": deaths.kills_of("raylet"),
     "gcs and launcher": [
         *deaths.kills_of("gcs", phases=deaths.PHASES[1:2]),
         *deaths.kills_of("launcher", phases=deaths.PHASES[4:5]),
     ],
+    "raylet": deaths.kills_of("raylet"),
     "workers then node": [*deaths.kills_of(*deaths.WORKERS, phases=EARLY), *deaths.kills_of("node", phases=LATE)],
     "node then workers": [*deaths.kills_of("node", phases=EARLY), *deaths.kills_of(*deaths.WORKERS, phases=LATE)],
     "keeper then coordinator": [
@@ -39,8 +39,9 @@ RUNS = {
     ],
 }
 """[name of a run] what dies in it, and when. The whole run starts again after the death of one of the first four; as it
-does so whichever of them dies, GCS and the launcher die in one phase each. These runs take longest, and come first. A
-node that dies six times in a minute is given up, so two runs share its phases."""
+does so whichever of them dies, GCS and the launcher die in one phase each. These runs take longest, and come first, a
+short one between two long ones: a worker of pytest-xdist takes a test when it begins the one before. A node that dies
+six times in a minute is given up, so two runs share its phases."""
 AWAY_S = 2.0
 """The time in seconds after which the server is there again."""
 
