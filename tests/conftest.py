@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.yatt_mm.training.ranks import RankPool
 
 TOGETHER = {
+    "tests/yatt_mm/whole_runs/test_signals.py": "signals",
     "tests/yatt_mm/rollout": "engines",
     "tests/models": "models",
     "tests/dataplane/media": "models",
@@ -42,10 +43,14 @@ TOGETHER = {
     "tests/dataplane/cluster/test_fetch.py": "fetches",
 }
 """The folders and files that share what takes longest to start: an engine, the processes of the training ranks,
-transformers, or whole runs; and two that take longest themselves. When pytest-xdist runs several files at a time, one
+transformers, or whole runs; and three that take longest themselves. When pytest-xdist runs several files at a time, one
 worker takes all files of a group, and these groups come first. The first beginning of a path that fits counts."""
 
-APART = ("tests/yatt_mm/whole_runs/test_every_death.py", "tests/yatt_mm/whole_runs/test_other_deaths.py")
+APART = (
+    "tests/yatt_mm/whole_runs/test_every_death.py",
+    "tests/yatt_mm/whole_runs/test_other_deaths.py",
+    "tests/yatt_mm/whole_runs/test_signals.py",
+)
 """The files whose tests take minutes each: one worker takes one test."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
