@@ -22,9 +22,8 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
     number = len(lives.read_text().splitlines()) if lives.exists() else 0
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     loss = LIFELINE.loss
-    life = {"resume": resume, "left": left.pid, "started_s": LIFELINE.started_s, "loss": loss and loss.why}
-    if loss is not None:
-        life["at"] = [loss.phase, loss.step]
+    life = {"resume": resume, "left": left.pid, "started_s": LIFELINE.started_s}
+    life |= {"loss": loss and loss.why, "at": loss and [loss.phase, loss.step]}
     with lives.open("a") as file:
         file.write(json.dumps(life) + "\n")
     way = kills[number] if number < len(kills) else "end"

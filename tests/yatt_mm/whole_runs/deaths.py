@@ -34,8 +34,7 @@ before the second one is killed."""
 EVAL_EVERY = 4
 ELSEWHERE = "judge elsewhere"
 """The role of a judge's server, which is no process of a run."""
-WORKERS = ("decode worker", "reward worker")
-NOT_WRITTEN_DOWN = (*WORKERS, ELSEWHERE)
+NOT_WRITTEN_DOWN = (*kills.WORKERS, ELSEWHERE)
 """Workers, which are replaced by those that give them work, and a judge's server, which is waited for: no line of
 `faults.jsonl` is about them."""
 WRITTEN_AS = {
@@ -115,9 +114,9 @@ def repairs(
     assert runs.curve(digits.folder, name) == runs.curve(digits.folder, undisturbed), finished.output
     assert trained_on(digits, name) == trained_on(digits, undisturbed)
     roles = dict.fromkeys(kill.role for kill in wanted)
-    assert {kill.role for kill in done} == set(roles), finished.output
-    missed = [kill for kill in wanted if kill not in done and kill.role not in kills.WHEN_NEEDED]
-    assert missed in ([], wanted[-1:]), "the run may be over before the last one"
+    assert done[:1] == wanted[:1] and {kill.role for kill in done} == set(roles), finished.output
+    sure, found = ([kill for kill in some if kill.role not in kills.WHEN_NEEDED] for some in (wanted, done))
+    assert found in (sure, sure[:-1]), "the run may be over before the last one"
     if ELSEWHERE in roles:
         assert "waiting: the server of judge away" in finished.output, finished.output
     written_down = [role for role in roles if role not in NOT_WRITTEN_DOWN]

@@ -36,8 +36,8 @@ PATTERNS = {
     "launcher": "yatt_mm.train",
 }
 """[role] what the command line of its processes contains."""
-REPLACED_ALONE = ("decode worker", "reward worker", "node")
-"""Roles after whose death the controllers go on."""
+WORKERS = ("decode worker", "reward worker")
+"""Roles that are replaced by those that give them work: the controllers go on."""
 WHEN_NEEDED = ("decode worker",)
 """Roles whose processes are replaced when there is something to do for them, so there may be none in a phase."""
 PHASES = Path(__file__).parent / "phases"
@@ -111,10 +111,9 @@ class Killer:
 
     def _wait_for(self, kill: Kill) -> bool:
         """Return True when controllers come to the phase: other ones than before, if these died with the last kill."""
-        is_again = any(
-            (last.step, last.phase) == (kill.step, kill.phase) and last.role not in REPLACED_ALONE
-            for last in self.done[-1:]
-        )
+        last = self.done[-1] if self.done else None
+        is_same_phase = last is not None and (last.step, last.phase) == (kill.step, kill.phase)
+        is_again = is_same_phase and last.role not in WORKERS
         while not self._is_over.wait(POLL_S):
             lines = [line.split() for line in self._phases.read_text().splitlines() if line.count(" ") == 2]
             came = {pid for step, phase, pid in lines if (int(step), phase) == (kill.step, kill.phase)}

@@ -15,11 +15,20 @@ from aiohttp import web
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
 from tests.yatt_mm.whole_runs import deaths, test_every_death
 from tests.yatt_mm.whole_runs.conftest import Digits
-from tests.yatt_mm.whole_runs.kills import PATTERNS
+from tests.yatt_mm.whole_runs.kills import PATTERNS, WORKERS, Kill
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.timeout(1500)]
 
-EARLY, LATE = deaths.PHASES[:4], deaths.PHASES[4:]
+
+def in_halves(first: tuple[str, ...], second: tuple[str, ...]) -> list[Kill]:
+    """Return kills of the first roles in the first half of the phases, and of the second ones in the other half."""
+    half = len(deaths.PHASES) // 2
+    return [
+        *deaths.kills_of(*first, phases=deaths.PHASES[:half]),
+        *deaths.kills_of(*second, phases=deaths.PHASES[half:]),
+    ]
+
+
 RUNS = {
     "rendezvous": deaths.kills_of("rendezvous"),
     "gcs and launcher": [
@@ -27,16 +36,10 @@ RUNS = {
         *deaths.kills_of("launcher", phases=deaths.PHASES[4:5]),
     ],
     "raylet": deaths.kills_of("raylet"),
-    "workers then node": [*deaths.kills_of(*deaths.WORKERS, phases=EARLY), *deaths.kills_of("node", phases=LATE)],
-    "node then workers": [*deaths.kills_of("node", phases=EARLY), *deaths.kills_of(*deaths.WORKERS, phases=LATE)],
-    "keeper then coordinator": [
-        *deaths.kills_of("keeper", phases=EARLY),
-        *deaths.kills_of("coordinator", phases=LATE),
-    ],
-    "coordinator then keeper": [
-        *deaths.kills_of("coordinator", phases=EARLY),
-        *deaths.kills_of("keeper", phases=LATE),
-    ],
+    "workers then node": in_halves(WORKERS, ("node",)),
+    "node then workers": in_halves(("node",), WORKERS),
+    "keeper then coordinator": in_halves(("keeper",), ("coordinator",)),
+    "coordinator then keeper": in_halves(("coordinator",), ("keeper",)),
 }
 """[name of a run] what dies in it, and when. The whole run starts again after the death of one of the first four; as it
 does so whichever of them dies, GCS and the launcher die in one phase each. These runs take longest, and come first, a
