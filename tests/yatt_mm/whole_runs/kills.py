@@ -133,8 +133,13 @@ def _process_of(mark: str, role: str) -> int | None:
                     return child.pid
         return None
     pid = runs.wait_for_process(mark, PATTERNS[role].replace(" ", r"\W"), deadline_s=20)
-    if role == "launcher":  # the first one found is its supervisor
-        (pid,) = (child.pid for child in psutil.Process(pid).children() if "yatt_mm.train" in child.cmdline())
+    if role == "launcher":  # or what was found is its supervisor
+        found, title = psutil.Process(pid), PATTERNS[role]
+        (pid,) = (
+            one.pid
+            for one in (found, *found.children())
+            if title in one.cmdline() and title in psutil.Process(one.ppid()).cmdline()
+        )
     return pid
 
 
