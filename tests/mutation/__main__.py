@@ -41,6 +41,8 @@ from tests.mutation.named_trouble import NAMED_TROUBLE
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
 """The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
+BESIDE_EACH_OTHER = "not (alone or parity or faults or endings or hosts)"
+"""The tests that `make test` runs beside each other, by their marks."""
 
 
 def draw(areas: Sequence[str], num: int, seed: int) -> list[tuple[str, Mutant]]:
@@ -84,9 +86,7 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
         file.write_bytes(source)
 
 
-def _failure(
-    copy: Path, tests: Sequence[str], limit_s: float, marked: str = "not (alone or parity or faults or hosts)"
-) -> str:
+def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BESIDE_EACH_OTHER) -> str:
     """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
     command += ["-m", marked]

@@ -23,8 +23,6 @@ from yatt_mm.rollout.engine_process import EngineProcess
 from yatt_mm.rollout.vllm_engine import EngineError, VllmEngine
 from yatt_mm.weights.segment_writer import write_segment
 
-MORE = (pytest.mark.faults, pytest.mark.endings)
-
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[object]]]:
@@ -90,7 +88,6 @@ def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leave
     assert len(run(engine.generate(prompts.request(1)))) == 4
 
 
-@pytest.mark.faults
 @pytest.mark.endings
 def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
@@ -103,7 +100,9 @@ def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     assert leftovers() == set()
 
 
-@pytest.mark.parametrize("after_s", [0.3, 2.5, *(pytest.param(after_s, marks=MORE) for after_s in (0.0, 1.0))])
+@pytest.mark.parametrize(
+    "after_s", [0.3, 2.5, *(pytest.param(after_s, marks=pytest.mark.endings) for after_s in (0.0, 1.0))]
+)
 def test_a_start_that_is_cancelled_leaves_nothing_behind(
     after_s: float, tiny_dir: Path, run: Run, leftovers: Callable[[], set[object]]
 ) -> None:

@@ -19,7 +19,7 @@ from yatt_mm.algorithms.kl import adapted
 from yatt_mm.keeper.table import read_rows, table_path
 from yatt_mm.protocol import group_record
 
-pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.alone, pytest.mark.endings, pytest.mark.timeout(1500)]
 
 
 def arguments(digits: Digits, name: str, *overrides: str) -> list[str]:

@@ -23,7 +23,7 @@ from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import serving, verdict
 from tests.yatt_mm.whole_runs.other_user import COUNTERS, Found, Targets, answers, found_by, trying
 
-pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings]
+pytestmark = [pytest.mark.alone, pytest.mark.endings]
 
 OTHER_USER = 65534
 """The user of Linux that owns nothing."""

@@ -126,7 +126,6 @@ def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of
     assert curve(digits, "killed")[:6] == curve(digits, "whole")[:6]
 
 
-@pytest.mark.faults
 @pytest.mark.endings
 def test_a_checkpoint_goes_on_in_another_layout(whole: runs.Finished, digits: Digits) -> None:
     """Test a checkpoint of two replicas that one replica of two stages continues, with one engine over two devices."""
@@ -146,7 +145,6 @@ def test_a_checkpoint_goes_on_in_another_layout(whole: runs.Finished, digits: Di
         assert here[key] == there[key]
 
 
-@pytest.mark.faults
 @pytest.mark.endings
 @pytest.mark.parametrize(
     ("line", "is_for_the_group"),
@@ -171,7 +169,6 @@ def test_a_second_sigterm_does_no_harm(line: str, is_for_the_group: bool, digits
     assert time.monotonic() - begun[0] < 25
 
 
-@pytest.mark.faults
 @pytest.mark.endings
 def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(digits: Digits) -> None:
     layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1", "train.steps=3")
@@ -183,7 +180,6 @@ def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(d
     assert finished.left_behind == []
 
 
-@pytest.mark.faults
 @pytest.mark.endings
 def test_a_rank_that_stands_still_is_found_by_what_it_finishes_and_made_again(
     whole: runs.Finished, digits: Digits

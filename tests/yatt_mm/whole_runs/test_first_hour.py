@@ -11,7 +11,7 @@ import pytest
 from tests.yatt_mm import runs
 from yatt_mm.keeper.table import read_rows, table_path
 
-pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings]
+pytestmark = [pytest.mark.alone, pytest.mark.endings]
 
 
 def run_with(reward: str, folder: Path, model: Path, *overrides: str) -> runs.Finished:

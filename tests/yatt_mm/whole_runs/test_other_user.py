@@ -24,7 +24,6 @@ from tests.yatt_mm.whole_runs.other_user import Found, Targets, found_by, trying
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.faults,
     pytest.mark.endings,
     pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program as another user"),
 ]

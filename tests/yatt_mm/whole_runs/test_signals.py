@@ -17,7 +17,7 @@ import pytest
 
 from tests.yatt_mm import runs
 
-pytestmark = [pytest.mark.alone, pytest.mark.faults, pytest.mark.endings]
+pytestmark = [pytest.mark.alone, pytest.mark.endings]
 
 NUM_SIGNALS = 20
 LONGEST_END_S = 30.0
