@@ -44,11 +44,12 @@ QUICK = (
     "cp2-allgather-zigzag",
     "cp2-zigzag",
     "tp2-pp2-sp",
-    "tp2-pp2-cp2-sp",
     "tp2-sp-ep2-etp2-dp2",
     "tp2-pp2-sp-ep4-dp2",
 )
 """The layouts of `make test`."""
+QUICK_ONCE = {"tp2-pp2-cp2-sp": "qwen3_vl"}
+"""[layout] the one family that `make test` tests in it, because it takes eight ranks."""
 
 TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
 """The layouts that test a head which shares the embedding's weights."""
@@ -75,6 +76,11 @@ def layouts_for(family: str) -> list[str]:
 
 
 WITH_EXPERTS = ("qwen3_vl_moe",)
+
+
+def quick_layouts(family: str) -> list[str]:
+    """Return the layouts in which `make test` compares a family with transformers."""
+    return [*QUICK, *(layout for layout, one in QUICK_ONCE.items() if one == family)]
 
 
 def quick_first(names: Iterable[str], quick: Container[str], *before: str) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import parity
-from tests.models.layouts import LAYOUTS, QUICK, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for, quick_first
+from tests.models.layouts import LAYOUTS, QUICK, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for, quick_first, quick_layouts
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import MODELS
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [case for family in MODELS for case in quick_first(layouts_for(family), QUICK, family)],
+    [case for family in MODELS for case in quick_first(layouts_for(family), quick_layouts(family), family)],
 )
 def test_every_layout_equals_transformers_and_exports_its_own_bits(
     family: str, layout: str, ranks: RankPool, reference_folder: Callable[..., Path]

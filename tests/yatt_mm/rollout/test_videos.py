@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,8 @@ from dataplane.client.reader import Reader
 from models.recipes.media_recipes import MediaRecipes
 from tests.yatt_mm.rollout import clips
 from tests.yatt_mm.rollout.agreement.checks import all_asked, check_against_processor, check_against_trainer
-from tests.yatt_mm.rollout.conftest import Run, engine_config
+from tests.yatt_mm.rollout.conftest import Run
 from tests.yatt_mm.rollout.conversations import plain
-from tests.yatt_mm.rollout.families import build_served_folder
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.media_refs import derive_media
@@ -60,26 +58,6 @@ def test_qwen2_5_vl_sees_videos_as_its_processor_and_its_trainer_do(
     still = dataclasses.replace(requests[0].media[0], digest="still", patches=np.zeros((80, 1176), np.uint8))
     (other,) = run(engine.generate_batch([dataclasses.replace(requests[0], media=(still,))]))
     assert other[0].logprobs != groups[0][0].logprobs
-
-
-def test_qwen3_vl_sees_each_frame_with_its_time_before_it(
-    client: Client, reader: Reader, run: Run, ranks: RankPool, tmp_path: Path
-) -> None:
-    folder = build_served_folder(tmp_path / "model", 0)
-    made = clips.make_clips(client, folder, tmp_path)
-    asked = all_asked(made)
-
-    async def answers() -> tuple[list[Any], list[Any]]:
-        engine = await VllmEngine.start(engine_config(folder, name="qwen3"))
-        try:
-            requests = [clips.request_for(made, one, engine.tokenizer, engine.media_tokens, reader) for one in asked]
-            return requests, await engine.generate_batch(requests)
-        finally:
-            await engine.shutdown()
-
-    requests, groups = run(answers())
-    check_against_processor(folder, made, asked, requests)
-    check_against_trainer(ranks, folder, requests, groups)
 
 
 def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(

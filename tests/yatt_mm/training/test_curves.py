@@ -49,7 +49,6 @@ QUICK = {
     "dp2 overlap",
     "pp2-uneven frozen",
     "pp2-vpp2-cp2 trained",
-    "tp2-cp2-sp selective",
 }
 """The cases of `make test`; the others are for `make parity`."""
 

@@ -47,7 +47,6 @@ QUICK = (
     "tp2 to tp2",
     "one rank to pp2",
     "tp2 dp2 to tp2 pp2",
-    "tp2 pp2 to dp2",
     "tp2 sp ep2 to dp2",
 )
 """The moves of `make test`; the others are for `make parity`."""
