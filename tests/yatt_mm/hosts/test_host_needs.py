@@ -38,14 +38,14 @@ def test_a_host_with_everything_lacks_nothing(needs: HostNeeds) -> None:
 def test_what_is_not_there_is_named_with_what_to_do(needs: HostNeeds, tmp_path: Path) -> None:
     lacking = replace(
         needs,
-        versions={**needs.versions, "torch": "1.0"},
+        versions={**needs.versions, "pyarrow": "1.0"},
         shared={**needs.shared, "checkpoint.dir": tmp_path / "run" / "hosts" / "other"},
         folders={"reward.judges.tidy.model": "/no/such"},
         rewards=[],
         sets={"eval": [str(tmp_path / "eval-*.tar")]},
     )
-    torch, shared, model, data = lacking.missing()
-    assert torch == f"it has torch {needs.versions['torch']}, and the launcher's host 1.0: install the same"
+    pyarrow, shared, model, data = lacking.missing()
+    assert pyarrow == f"it has pyarrow {needs.versions['pyarrow']}, and the launcher's host 1.0: install the same"
     assert f"it does not see the folder of checkpoint.dir, {tmp_path / 'run'} (other: No such file" in shared
     assert model.startswith("reward.judges.tidy.model /no/such has no config.json there")
     assert "eval" in data and "no file matches" in data
