@@ -1,5 +1,4 @@
-"""Tests a run in bfloat16 with a rule, a judge that speaks and one on a server, in turns with the policy on two
-devices."""
+"""Tests a run in bfloat16 with a rule and judges of every kind, in turns with the policy on two devices."""
 
 from __future__ import annotations
 
@@ -15,11 +14,12 @@ from safetensors.torch import load_file
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict
+from tests.yatt_mm.rollout.classifiers import build_classifier
 from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
-NUM_PROMPTS, GROUP_SIZE, NUM_JUDGES = 8, 4, 2
+NUM_PROMPTS, GROUP_SIZE, NUM_JUDGES = 8, 4, 3
 KEY = "sk-" + "only-for-this-test"
 """The key of the judge's server."""
 shown_in_titles: list[bytes] = []
@@ -61,6 +61,11 @@ def judged(folder: Path, tiny_dir: Path, gone: ChatServer) -> Iterator[runs.Fini
         "sampling.tail=continue",
         *runs.judge(tiny_dir),
         "reward.weight=0.25",
+        f"reward.judges.head.model={build_classifier(tiny_dir, folder / 'classifier')}",
+        "reward.judges.head.verdict=classifier",
+        "reward.judges.head.weight=0.1",
+        "reward.judges.head.kv_cache_memory=64MiB",
+        "reward.judges.head.max_model_len=256",
         "reward.max_failed_frac=1",
         f"reward.judges.away.url={gone.url}",
         "reward.judges.away.model=judge",
@@ -108,7 +113,13 @@ def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_p
     for record in runs.metrics(folder, "judged")[1:]:
         assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
         assert 0 < record["genrm/tiny_mean"] < 1
-        by_weight = {"reward/function_mean": 0.25, "genrm/tiny_mean": 1.0, "genrm/away_mean": 0.5}
+        assert record["genrm/head_mean"] != 0
+        by_weight = {
+            "reward/function_mean": 0.25,
+            "genrm/head_mean": 0.1,
+            "genrm/tiny_mean": 1.0,
+            "genrm/away_mean": 0.5,
+        }
         assert record["reward/mean"] == pytest.approx(sum(record[key] * weight for key, weight in by_weight.items()))
         assert record["time/genrm_s"] > 0
         assert record["genrm/bytes_moved"] > 0
@@ -125,7 +136,7 @@ def test_in_bfloat16_the_engine_and_the_trainer_differ_by_what_it_rounds(judged:
 
 
 def test_the_scores_and_the_words_of_every_judge_are_kept(judged: runs.Finished, folder: Path) -> None:
-    weights = {"function": 0.25, "judges.tiny": 1.0, "judges.away": 0.5}
+    weights = {"function": 0.25, "judges.tiny": 1.0, "judges.head": 0.1, "judges.away": 0.5}
     said = ""
     for step in (1, 2):
         rows = [row for row in read_rows(table_path(folder / "runs" / "judged", step)) if row["split"] == "train"]
@@ -135,7 +146,7 @@ def test_the_scores_and_the_words_of_every_judge_are_kept(judged: runs.Finished,
             total = sum(scored["score"] * weight for scored, weight in zip(row["scores"], weights.values()))
             assert row["reward"] == pytest.approx(total)
             words = [scored["words"] for scored in row["scores"]]
-            assert words[0] is None and words[2] == "", "only one of them speaks"
+            assert words[0] is None and words[2:] == ["", ""], "only one of them speaks"
             said += words[1]
     assert said
 
