@@ -141,7 +141,8 @@ def _problem(path: Path, wanted: FileRecord) -> str:
 def _read(path: Path) -> FileRecord:
     """Read a file once and return its record. It is not mapped, because a fault of the disk would end the process."""
     digest, nbytes = blake3(max_threads=blake3.AUTO), 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    size = min(CHUNK_BYTES, path.stat().st_size + 1)  # clearing a whole chunk takes longer than a small file
+    buffer = memoryview(bytearray(size))
     with path.open("rb", buffering=0) as file:
         while num := file.readinto(buffer):
             digest.update(buffer[:num])

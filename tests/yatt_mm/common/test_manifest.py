@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,14 +84,8 @@ def test_a_checkpoint_of_another_version_is_named_as_such(folder: Path) -> None:
 
 
 def test_no_bit_of_a_manifest_can_change_without_being_noticed(folder: Path) -> None:
-    path = folder / MANIFEST_FILE
-    before = path.read_bytes()
-    for at in range(len(before)):
-        flip(at, at % 8)(path)
-        with pytest.raises(CheckpointError, match=re.escape(str(folder))):
-            check_files(folder)
-        path.write_bytes(before)
-    check_files(folder)
+    for at in range((folder / MANIFEST_FILE).stat().st_size):
+        assert str(folder) in refused(folder, MANIFEST_FILE, flip(at, at % 8)), at
 
 
 def test_longer_files_and_files_that_take_another_ones_place_are_noticed(folder: Path) -> None:
