@@ -63,11 +63,11 @@ algorithms: data
 	$(PYTHON) -m benchmarks.algorithms $(ARGS)
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or parity or faults or endings or hosts)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
-	$(PYTHON) -m pytest -m "alone and not (faults or endings)" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or elsewhere)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "alone and not elsewhere" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
-	$(PYTHON) -m pytest -m "not (alone or parity or faults or endings or hosts or torch)" -n 5 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
+	$(PYTHON) -m pytest -m "not (alone or elsewhere or torch)" -n 5 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)

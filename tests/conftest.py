@@ -53,6 +53,9 @@ APART = (
 )
 """The files whose tests take minutes each: one worker takes one test."""
 
+ELSEWHERE = ("parity", "faults", "endings", "hosts")
+"""The marks of tests for which there are other commands than `make test`."""
+
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
 ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -75,8 +78,12 @@ def group_of(path: str) -> str:
     return next((group for one, group in TOGETHER.items() if path == one or path.startswith(f"{one}/")), path)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of the groups of `TOGETHER` first, group by group."""
+    """Mark the tests of other commands, and put those of the groups of `TOGETHER` first, group by group."""
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in ELSEWHERE):
+            item.add_marker("elsewhere")
     first = list(TOGETHER.values())
     group = [group_of(item.nodeid.partition("::")[0]) for item in items]
     place = {id(item): first.index(one) if one in first else len(first) for item, one in zip(items, group)}

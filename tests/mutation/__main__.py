@@ -41,7 +41,7 @@ from tests.mutation.named_trouble import NAMED_TROUBLE
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
 """The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
-BESIDE_EACH_OTHER = "not (alone or parity or faults or endings or hosts)"
+BESIDE_EACH_OTHER = "not (alone or elsewhere)"
 """The tests that `make test` runs beside each other, by their marks."""
 
 

@@ -27,7 +27,7 @@ BESIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 LONGEST_S = 1800.0
 """The time in seconds after which a run is ended and counts as red."""
 
-QUICK = "not (alone or parity or faults or endings or hosts or torch)"
+QUICK = "not (alone or elsewhere or torch)"
 """The tests of `make unit`, by their marks."""
 
 
