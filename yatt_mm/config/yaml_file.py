@@ -89,7 +89,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        tree = yaml.load(text, _UniqueKeys) or {}  # noqa: S506: it is a safe loader
+        tree = yaml.load(text, _UniqueKeys) or {}  # _UniqueKeys is a safe loader
     except (yaml.YAMLError, ValueError) as error:  # ValueError comes from a date that does not exist, for example
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
