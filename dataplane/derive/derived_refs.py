@@ -44,7 +44,7 @@ def checked_ref(ref: Ref, node_id: str) -> Ref:
         raise missing_object_error(ref.name, node_id)
     rebuilt = source_ref(lineage, node_id)
     if lineage.recipe is not None:
-        rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).model_dump(), node_id)
+        rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).to_dict(), node_id)
     if (ref.name, ref.kind) != (rebuilt.name, rebuilt.kind):
         raise BadRequestError(f"{ref.name} does not match its lineage, which makes {rebuilt.name}; refs are not edited")
     checksum = ref.meta.get("checksum") if ref.kind == "derived" else None

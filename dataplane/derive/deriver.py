@@ -132,7 +132,7 @@ class Deriver:
 
     def _derived(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> list[Wanted]:
         """Return the objects that a recipe makes of these sources."""
-        checked = parse_recipe(recipe).model_dump()
+        checked = parse_recipe(recipe).to_dict()
         return [self._maker.wanted(derived_ref(ref, checked, ref.node)) for ref in refs]
 
     def _begin_all(self, wanted: Sequence[Wanted], deadline: float) -> "Begun":

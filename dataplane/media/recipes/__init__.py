@@ -8,21 +8,17 @@ May import: core, media.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import Any
 
 from dataplane.core.errors import BadRequestError
 from dataplane.media.recipes.frames import Frames
 from dataplane.media.recipes.kernel import Kernel
+from dataplane.media.recipes.parsing import parse
 from dataplane.media.recipes.qwen_vl_patches import QwenVLPatches
 from dataplane.media.recipes.qwen_vl_video_patches import QwenVLVideoPatches
 from dataplane.media.recipes.rgb import Rgb
 from dataplane.media.recipes.thumbnails import Thumbnail, VideoThumbnail
 from dataplane.media.recipes.tiles import Tiles
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 AnyKernel = QwenVLPatches | QwenVLVideoPatches | Tiles | Frames | Rgb | Thumbnail | VideoThumbnail
 KERNELS: Mapping[str, type[AnyKernel]] = {
@@ -54,14 +50,4 @@ def parse_recipe(data: Mapping[str, Any]) -> Kernel:
             f"recipe.version is {repr(version)[:60]}; this node runs version {VERSION} of {kernel}: its other versions "
             "give other bytes; ask a node that has it, or make the recipe anew for this version"
         )
-    try:
-        return KERNELS[kernel].model_validate(dict(data))
-    except ValidationError as error:
-        raise BadRequestError("; ".join(_words(item, kernel) for item in error.errors())) from error
-
-
-def _words(problem: "ErrorDetails", kernel: str) -> str:
-    where = f"recipe.{'.'.join(map(str, problem['loc'])) or kernel}"
-    if problem["type"] == "missing":
-        return f"{where} is missing; docs/dataplane-media.md lists the fields of {kernel}"
-    return f"{where} is {repr(problem['input'])[:60]}: {problem['msg']}"
+    return parse(KERNELS[kernel], data, "recipe")

@@ -7,10 +7,10 @@ size, evenly from the first frame on. `qwen3_vl` takes any number, evenly from t
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from msgspec import Meta
 
 from dataplane.media.recipes.kernel import MAX_FRAMES, Recipe
 
@@ -20,42 +20,38 @@ _TIME_SLACK = 1e-6
 point."""
 
 
-class _Range(Recipe):
+class _Range(Recipe, frozen=True, kw_only=True, tag_field="by"):
     rule: Literal["qwen2_vl", "qwen3_vl"]
-    start_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
-    end_s: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+    start_s: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    end_s: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None = None
     """Only frames from `start_s` on and before `end_s` are used; None means the end of the video."""
 
-    @model_validator(mode="after")
-    def _check_range(self) -> Self:
+    def __post_init__(self) -> None:
         if self.end_s is not None and self.end_s <= self.start_s:
             raise ValueError(f"end_s {self.end_s} is not after start_s {self.start_s}")
-        return self
 
 
-class SampleByFps(_Range):
+class SampleByFps(_Range, frozen=True, kw_only=True, tag="fps"):
     """Sample a number of frames per second, within bounds."""
 
-    by: Literal["fps"]
-    fps: float = Field(gt=0, le=1000)
-    min_frames: int = Field(default=4, ge=1, le=MAX_FRAMES)
-    max_frames: int = Field(default=768, ge=1, le=MAX_FRAMES)
+    fps: Annotated[float, Meta(gt=0, le=1000)]
+    min_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)] = 4
+    max_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)] = 768
 
-    @model_validator(mode="after")
-    def _check_frames(self) -> Self:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_frames > self.max_frames:
             raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}; swap or widen them")
-        return self
 
 
-class SampleByCount(_Range):
+class SampleByCount(_Range, frozen=True, kw_only=True, tag="count"):
     """Sample a fixed number of frames."""
 
-    by: Literal["count"]
-    num_frames: int = Field(ge=1, le=MAX_FRAMES)
+    num_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)]
 
 
-Sampling = Annotated[SampleByFps | SampleByCount, Field(discriminator="by")]
+Sampling = SampleByFps | SampleByCount
+"""The field `by` says which of them it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +88,7 @@ class FrameSampling:
         }
 
 
-def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> FrameSampling:
+def sample(sampling: Sampling, total: int, video_fps: float, multiple: int) -> FrameSampling:
     """Return which frames to use of a video of `total` frames. Raises ValueError if the range holds none."""
     first = math.ceil(sampling.start_s * video_fps - _TIME_SLACK)
     stop = total if sampling.end_s is None else min(total, math.ceil(sampling.end_s * video_fps - _TIME_SLACK))
@@ -113,7 +109,7 @@ def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, 
     )
 
 
-def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> list[int]:
+def _sample_qwen2_vl(sampling: Sampling, total: int, video_fps: float, multiple: int) -> list[int]:
     """Return the indices that Qwen2VLVideoProcessor.sample_frames would choose. If that fails because there are too few
     frames, return all indices."""
     if isinstance(sampling, SampleByCount):
@@ -126,7 +122,7 @@ def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fp
     return [at * total // num_frames for at in range(num_frames)]
 
 
-def _sample_qwen3_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float) -> list[int]:
+def _sample_qwen3_vl(sampling: Sampling, total: int, video_fps: float) -> list[int]:
     """Return the indices that Qwen3VLVideoProcessor.sample_frames would choose."""
     if isinstance(sampling, SampleByCount):
         num_frames = sampling.num_frames

@@ -1,10 +1,10 @@
 """The kernel `frames`: the sampled frames of a video without further processing, as [T, height, width, 3] uint8."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field, model_validator
 
 from dataplane.media.recipes.frame_sampling import Sampling, sample
 from dataplane.media.recipes.kernel import RESAMPLE, Plan, Resample, VideoRecipe
@@ -12,24 +12,22 @@ from dataplane.media.recipes.rgb import MAX_SIDE
 from dataplane.media.videos import Video
 
 
-class Frames(VideoRecipe):
+class Frames(VideoRecipe, frozen=True, kw_only=True):
     """The recipe of the kernel `frames`. Unknown fields and values out of range are refused."""
 
     kernel: Literal["frames"]
     version: Literal[1]
     sampling: Sampling
-    multiple: int = Field(default=1, ge=1, le=8)
+    multiple: Annotated[int, Meta(ge=1, le=8)] = 1
     """The rule `qwen2_vl` rounds the number of frames to a multiple of this number: a model's temporal patch size."""
-    height: int | None = Field(default=None, ge=1, le=MAX_SIDE)
-    width: int | None = Field(default=None, ge=1, le=MAX_SIDE)
+    height: Annotated[int, Meta(ge=1, le=MAX_SIDE)] | None = None
+    width: Annotated[int, Meta(ge=1, le=MAX_SIDE)] | None = None
     """The width in pixels to which frames are resized, together with the height. None leaves frames as they are."""
     resample: Resample = "bicubic"
 
-    @model_validator(mode="after")
-    def _check_size(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.height is None) != (self.width is None):
             raise ValueError(f"height is {self.height} and width {self.width}; give both or none")
-        return self
 
     def plan(self, source: Video) -> Plan:
         """Return the plan for the sampled frames. Raises ValueError if the range holds none."""

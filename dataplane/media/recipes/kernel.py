@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+from msgspec import Struct, to_builtins
 from PIL import Image
-from pydantic import BaseModel, ConfigDict
 
 from dataplane.media.videos import DEFAULT_DECODER, VideoDecoder
 
@@ -24,13 +24,17 @@ MAX_FRAMES = 1 << 14
 """The largest result of a kernel in frames."""
 
 
-class Recipe(BaseModel):
+class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base of all recipes: immutable, strict, and without unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as JSON-safe values, with every default filled in. The recipe digest is computed from
+        them."""
+        values: dict[str, Any] = to_builtins(self)
+        return values
 
 
-class VideoRecipe(Recipe):
+class VideoRecipe(Recipe, frozen=True, kw_only=True):
     """The base of the recipes of videos."""
 
     medium: ClassVar[Medium] = "video"
@@ -68,7 +72,7 @@ class Kernel(Protocol):
         """Return the plan for an RGB `Image.Image`, or for a `dataplane.media.videos.Video`."""
         ...
 
-    def model_dump(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON-safe values, with every default filled in. The recipe digest is computed from
         them."""
         ...

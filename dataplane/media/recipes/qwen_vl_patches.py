@@ -7,35 +7,33 @@ the same conversion to RGB. An image is one frame, repeated `temporal_patch_size
 Axes: N patches in merge-block order, D = 3 * temporal_patch_size * patch_size^2 values of a patch.
 """
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field, model_validator
 
 from dataplane.media.recipes.kernel import MAX_PIXELS, RESAMPLE, Medium, Plan, Recipe, Resample
 from dataplane.media.recipes.patches import repeat_frame, write_frame
 from dataplane.media.recipes.resizing import check_bounds, resize_image
 
 
-class QwenVLPatches(Recipe):
+class QwenVLPatches(Recipe, frozen=True, kw_only=True):
     """The recipe of the kernel `qwen_vl_patches`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
     kernel: Literal["qwen_vl_patches"]
     version: Literal[1]
-    patch_size: int = Field(ge=1, le=64)
-    merge_size: int = Field(ge=1, le=8)
-    temporal_patch_size: int = Field(ge=1, le=8)
-    min_pixels: int = Field(ge=1, le=MAX_PIXELS)
-    max_pixels: int = Field(ge=1, le=MAX_PIXELS)
+    patch_size: Annotated[int, Meta(ge=1, le=64)]
+    merge_size: Annotated[int, Meta(ge=1, le=8)]
+    temporal_patch_size: Annotated[int, Meta(ge=1, le=8)]
+    min_pixels: Annotated[int, Meta(ge=1, le=MAX_PIXELS)]
+    max_pixels: Annotated[int, Meta(ge=1, le=MAX_PIXELS)]
     resample: Resample
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def __post_init__(self) -> None:
         check_bounds(self.min_pixels, self.max_pixels)
-        return self
 
     def plan(self, source: Image.Image) -> Plan:
         """Return the plan for the patches of an RGB image. Raises ValueError for an extreme aspect ratio."""

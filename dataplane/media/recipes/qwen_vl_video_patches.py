@@ -8,11 +8,11 @@ theirs is torchvision's; a test states the difference.
 Axes: N patches in merge-block order, T x rows x columns; D = 3 * temporal_patch_size * patch_size^2 values of a patch.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field, model_validator
 
 from dataplane.media.recipes.frame_sampling import Sampling, sample
 from dataplane.media.recipes.kernel import RESAMPLE, Plan, Resample, VideoRecipe
@@ -23,28 +23,26 @@ from dataplane.media.videos import Video
 MAX_VIDEO_PIXELS = 1 << 30
 
 
-class QwenVLVideoPatches(VideoRecipe):
+class QwenVLVideoPatches(VideoRecipe, frozen=True, kw_only=True):
     """The recipe of the kernel `qwen_vl_video_patches`. Unknown fields and values out of range are refused."""
 
     kernel: Literal["qwen_vl_video_patches"]
     version: Literal[1]
     sampling: Sampling
-    patch_size: int = Field(ge=1, le=64)
-    merge_size: int = Field(ge=1, le=8)
-    temporal_patch_size: int = Field(ge=1, le=8)
+    patch_size: Annotated[int, Meta(ge=1, le=64)]
+    merge_size: Annotated[int, Meta(ge=1, le=8)]
+    temporal_patch_size: Annotated[int, Meta(ge=1, le=8)]
     bounds: Literal["frame", "video"]
     """The scope of `min_pixels` and `max_pixels`: each frame (Qwen2.5-VL) or all frames together (Qwen3-VL)."""
-    min_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
-    max_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
-    max_video_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
+    min_pixels: Annotated[int, Meta(ge=1, le=MAX_VIDEO_PIXELS)]
+    max_pixels: Annotated[int, Meta(ge=1, le=MAX_VIDEO_PIXELS)]
+    max_video_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     """The limit for the visual tokens of the whole video. It is the setting of this name of transformers' processors,
     with cap_pixels_per_frame. None means no limit."""
     resample: Resample
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def __post_init__(self) -> None:
         check_bounds(self.min_pixels, self.max_pixels)
-        return self
 
     def plan(self, source: Video) -> Plan:
         """Return the plan for the patches of the sampled frames. Raises ValueError for an extreme aspect ratio, or a

@@ -1,25 +1,25 @@
 """The kernel `rgb`: the pixels of an image without further processing, as [height, width, 3] uint8, for users with
 their own processor."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field
 
 from dataplane.media.recipes.kernel import RESAMPLE, Medium, Plan, Recipe, Resample
 
 MAX_SIDE = 1 << 16
 
 
-class Rgb(Recipe):
+class Rgb(Recipe, frozen=True, kw_only=True):
     """The recipe of the kernel `rgb`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
     kernel: Literal["rgb"]
     version: Literal[1]
-    max_side: int | None = Field(default=None, ge=1, le=MAX_SIDE)
+    max_side: Annotated[int, Meta(ge=1, le=MAX_SIDE)] | None = None
     """The maximum length of the longer side in pixels; larger images are shrunk to it. None leaves every image as it
     is."""
     resample: Resample = "bicubic"

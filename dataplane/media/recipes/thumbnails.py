@@ -6,11 +6,11 @@ processed, because no model sees it.
 
 import io
 from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field, model_validator
 
 from dataplane.media.recipes.kernel import Medium, Plan, Recipe, VideoRecipe
 from dataplane.media.recipes.rgb import shrink
@@ -24,69 +24,74 @@ SMALLEST_SIDE = 8
 """A thumbnail with this longest side in pixels is not made smaller."""
 
 
-class _Thumbnail(Recipe):
-    version: Literal[1]
-    max_side: int = Field(default=256, ge=SMALLEST_SIDE, le=4096)
-    """The maximum length of the longer side in pixels, of an image or of each frame. Smaller media are not enlarged."""
-    max_bytes: int = Field(default=8192, ge=1024, le=1 << 20)
-    """The maximum size of the file in bytes. Quality and size are lowered until the file fits."""
-
-    def _plan(self, pictures: Iterable[Image.Image], num_pixels: int) -> Plan:
-        encoded = np.frombuffer(self._encoded([_shrunk(picture, self.max_side) for picture in pictures]), np.uint8)
-
-        def write(out: np.ndarray) -> None:
-            out[:] = encoded
-
-        return Plan(shape=(len(encoded),), meta={}, pixel_bytes=num_pixels * 3, write=write)
-
-    def _encoded(self, pictures: list[Image.Image]) -> bytes:
-        """Return the pictures side by side as one JPEG file that is not too large."""
-        side = self.max_side
-        while True:
-            strip = _side_by_side(pictures)
-            for quality in QUALITIES:
-                file = io.BytesIO()
-                strip.save(file, "JPEG", quality=quality)
-                if file.tell() <= self.max_bytes or (side == SMALLEST_SIDE and quality == QUALITIES[-1]):
-                    return file.getvalue()
-            side = max(SMALLEST_SIDE, side * 3 // 4)
-            pictures = [_shrunk(picture, side) for picture in pictures]
+MaxSide = Annotated[int, Meta(ge=SMALLEST_SIDE, le=4096)]
+"""The maximum length of the longer side in pixels, of an image or of each frame. Smaller media are not enlarged."""
+MaxBytes = Annotated[int, Meta(ge=1024, le=1 << 20)]
+"""The maximum size of the file in bytes. Quality and size are lowered until the file fits."""
 
 
-class Thumbnail(_Thumbnail):
+class Thumbnail(Recipe, frozen=True, kw_only=True):
     """The recipe of the kernel `thumbnail`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
     kernel: Literal["thumbnail"]
+    version: Literal[1]
+    max_side: MaxSide = 256
+    max_bytes: MaxBytes = 8192
 
     def plan(self, source: Image.Image) -> Plan:
         """Return the plan for an RGB image."""
-        return self._plan([source], source.width * source.height)
+        return _plan([source], source.width * source.height, self.max_side, self.max_bytes)
 
 
-class VideoThumbnail(_Thumbnail, VideoRecipe):
+class VideoThumbnail(VideoRecipe, frozen=True, kw_only=True):
     """The recipe of the kernel `video_thumbnail`. Unknown fields and values out of range are refused."""
 
     kernel: Literal["video_thumbnail"]
-    num_frames: int = Field(default=4, ge=1, le=16)
+    version: Literal[1]
+    max_side: MaxSide = 256
+    max_bytes: MaxBytes = 8192
+    num_frames: Annotated[int, Meta(ge=1, le=16)] = 4
     """The number of frames of the strip; a shorter video gives all its frames."""
 
-    @model_validator(mode="after")
-    def _check_width(self) -> Self:
+    def __post_init__(self) -> None:
         if self.num_frames * self.max_side > MAX_WIDTH:
             raise ValueError(
                 f"{self.num_frames} frames of up to {self.max_side} pixels are wider than a JPEG may be ({MAX_WIDTH}); "
                 "lower num_frames or max_side"
             )
-        return self
 
     def plan(self, source: Video) -> Plan:
         """Return the plan for a video's frames, which are evenly spaced from the first to the last."""
         num = min(self.num_frames, source.num_frames)
         indices = [round(at * (source.num_frames - 1) / max(1, num - 1)) for at in range(num)]
         frames = map(Image.fromarray, source.frames(indices))
-        return self._plan(frames, num * source.width * source.height)
+        return _plan(frames, num * source.width * source.height, self.max_side, self.max_bytes)
+
+
+def _plan(pictures: Iterable[Image.Image], num_pixels: int, max_side: int, max_bytes: int) -> Plan:
+    encoded = np.frombuffer(
+        _encoded([_shrunk(picture, max_side) for picture in pictures], max_side, max_bytes), np.uint8
+    )
+
+    def write(out: np.ndarray) -> None:
+        out[:] = encoded
+
+    return Plan(shape=(len(encoded),), meta={}, pixel_bytes=num_pixels * 3, write=write)
+
+
+def _encoded(pictures: list[Image.Image], side: int, max_bytes: int) -> bytes:
+    """Return the pictures, whose longest side is `side`, side by side as one JPEG file that is not too large."""
+    while True:
+        strip = _side_by_side(pictures)
+        for quality in QUALITIES:
+            file = io.BytesIO()
+            strip.save(file, "JPEG", quality=quality)
+            if file.tell() <= max_bytes or (side == SMALLEST_SIDE and quality == QUALITIES[-1]):
+                return file.getvalue()
+        side = max(SMALLEST_SIDE, side * 3 // 4)
+        pictures = [_shrunk(picture, side) for picture in pictures]
 
 
 def _shrunk(picture: Image.Image, side: int) -> Image.Image:

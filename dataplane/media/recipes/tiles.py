@@ -10,35 +10,34 @@ Axes: n tiles, row by row, the whole image last; 3 bands; S = tile_size.
 """
 
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from PIL import Image
-from pydantic import Field, model_validator
 
 from dataplane.media.recipes.kernel import MAX_PIXELS, RESAMPLE, Medium, Plan, Recipe, Resample
 
 MAX_TILES = 64
 
 
-class Tiles(Recipe):
+class Tiles(Recipe, frozen=True, kw_only=True):
     """The recipe of the kernel `tiles`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
     kernel: Literal["tiles"]
     version: Literal[1]
-    tile_size: int = Field(ge=1, le=4096)
-    patch_size: int = Field(ge=1, le=64)
-    merge_size: int = Field(ge=1, le=8)
+    tile_size: Annotated[int, Meta(ge=1, le=4096)]
+    patch_size: Annotated[int, Meta(ge=1, le=64)]
+    merge_size: Annotated[int, Meta(ge=1, le=8)]
     """The number of patches per visual token along each side."""
-    min_tiles: int = Field(ge=1, le=MAX_TILES)
-    max_tiles: int = Field(ge=1, le=MAX_TILES)
+    min_tiles: Annotated[int, Meta(ge=1, le=MAX_TILES)]
+    max_tiles: Annotated[int, Meta(ge=1, le=MAX_TILES)]
     """The maximum number of tiles. The whole image, which follows if there are several tiles, is not counted."""
     resample: Resample
 
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
+    def __post_init__(self) -> None:
         if self.min_tiles > self.max_tiles:
             raise ValueError(f"min_tiles {self.min_tiles} is above max_tiles {self.max_tiles}; swap or widen them")
         if self.tile_size % (self.patch_size * self.merge_size):
@@ -51,7 +50,6 @@ class Tiles(Recipe):
                 f"max_tiles {self.max_tiles} of tile_size {self.tile_size} and the whole image make more than "
                 f"{MAX_PIXELS} pixels; lower one of them"
             )
-        return self
 
     def plan(self, source: Image.Image) -> Plan:
         """Return the plan for the tiles of an RGB image of any shape."""

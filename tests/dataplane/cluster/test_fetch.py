@@ -148,7 +148,7 @@ def test_an_arena_that_holds_less_than_a_batch_takes_one_object_after_the_other(
 
 def test_what_is_not_resident_is_made_on_demand_and_what_cannot_be_says_so(owner: Client, home: EmbeddedNode) -> None:
     source = owner.put_source(encode(noise(900)))
-    wanted = derived_ref(source, parse_recipe(RECIPE).model_dump(), "a")
+    wanted = derived_ref(source, parse_recipe(RECIPE).to_dict(), "a")
     _, gone = put_all(owner, [100], "gone")
     owner.release(gone)
     with Fetching(home.uri) as here:

@@ -4,7 +4,7 @@ import types
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from msgspec import convert
 
 import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, which needs this on a CPU
 from dataplane.media.recipes.frame_sampling import Sampling, sample
@@ -16,8 +16,7 @@ TOTALS = [*range(4, 70), 99, 100, 240, 241, 899, 1000, 3001]
 
 
 def take(total: int, video_fps: float, multiple: int = 2, **sampling: Any) -> tuple[int, ...]:
-    checked = TypeAdapter(Sampling).validate_python(sampling)
-    return sample(checked, total, video_fps, multiple).indices
+    return sample(convert(sampling, Sampling), total, video_fps, multiple).indices
 
 
 def transformers_indices(rule: str, total: int, video_fps: float, **options: Any) -> list[int]:
@@ -90,7 +89,7 @@ def test_times_are_those_that_the_processors_compute() -> None:
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.video_utils import VideoMetadata
 
-    checked = TypeAdapter(Sampling).validate_python({"by": "count", "rule": "qwen3_vl", "num_frames": 5})
+    checked = convert({"by": "count", "rule": "qwen3_vl", "num_frames": 5}, Sampling)
     for total, video_fps in ((25, 10.0), (100, 30000 / 1001)):
         taken = sample(checked, total, video_fps, 2)
         theirs = VideoMetadata(total_num_frames=total, fps=video_fps, frames_indices=list(taken.indices))

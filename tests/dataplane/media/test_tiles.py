@@ -103,7 +103,7 @@ def test_tiles_go_row_by_row_and_the_whole_image_follows() -> None:
         ({"tile_size": 57}, "tile_size 57 does not hold whole squares .* make it a multiple of 28"),
         ({"max_tiles": 65}, "recipe.max_tiles is 65"),
         ({"max_tiles": 64, "tile_size": 1120}, "make more than 67108864 pixels; lower one of them"),
-        ({"thumbnail": True}, "recipe.thumbnail is True: Extra inputs"),
+        ({"thumbnail": True}, "recipe.thumbnail is True: there is no such field"),
     ],
 )
 def test_a_recipe_of_tiles_is_closed_and_range_checked(change: dict[str, Any], message: str) -> None:
