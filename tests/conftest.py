@@ -38,13 +38,15 @@ TOGETHER = {
     "tests/yatt_mm/training": "ranks",
     "tests/examples/test_digits.py": "digits",
     "tests/yatt_mm/whole_runs/test_learning.py": "digits",
+    "tests/yatt_mm/runtime/test_losses.py": "losses",
     "tests/yatt_mm/whole_runs/test_faults.py": "deaths",
     "tests/dataplane/server/test_restart.py": "restarts",
     "tests/dataplane/cluster/test_fetch.py": "fetches",
 }
 """The folders and files that share what takes longest to start: an engine, the processes of the training ranks,
-transformers, or whole runs; and three that take longest themselves. When pytest-xdist runs several files at a time, one
-worker takes all files of a group, and these groups come first. The first beginning of a path that fits counts."""
+transformers, or whole runs; and those that take longest themselves, or fill the time until the digits are prepared
+(`losses`). When pytest-xdist runs several files at a time, one worker takes all files of a group, and these groups come
+first. The first beginning of a path that fits counts."""
 
 APART = (
     "tests/yatt_mm/whole_runs/test_every_death.py",
