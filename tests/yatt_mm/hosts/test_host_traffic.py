@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+from ipaddress import ip_address
 
 import pytest
 
@@ -12,7 +14,8 @@ from yatt_mm.common.traffic import SentToHosts
 from yatt_mm.hosts.host_traffic import LOOK_S, HostTraffic
 from yatt_mm.training.sent_bytes import SentBytes
 
-OTHER = "127.0.0.2"
+OTHER = str(ip_address((127 << 24) + (1 << 22) + os.getpid()))
+"""An address of this process alone: the bytes of all processes to an address are counted."""
 
 
 @pytest.fixture
