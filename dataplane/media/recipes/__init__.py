@@ -50,4 +50,4 @@ def parse_recipe(data: Mapping[str, Any]) -> Kernel:
             f"recipe.version is {repr(version)[:60]}; this node runs version {VERSION} of {kernel}: its other versions "
             "give other bytes; ask a node that has it, or make the recipe anew for this version"
         )
-    return parse(KERNELS[kernel], data, "recipe")
+    return parse(KERNELS[kernel], data)

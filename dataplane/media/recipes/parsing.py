@@ -10,17 +10,15 @@ from dataplane.core.errors import BadRequestError
 
 S = TypeVar("S", bound=Struct)
 
-_FIELDS = "docs/dataplane-media.md lists the fields"
 
-
-def parse(kind: type[S], data: Mapping[str, Any], where: str) -> S:
+def parse(kind: type[S], data: Mapping[str, Any]) -> S:
     """Return the recipe of this kind that `data` describes. Raises BadRequestError that names every field that is
     missing, unknown or out of range."""
     try:
         return convert(dict(data), kind)
     except ValidationError as error:
-        problems = "; ".join(_problems(kind, data, where))
-        raise BadRequestError(problems or f"{where} is refused: {error}") from error
+        problems = "; ".join(_problems(kind, data, "recipe")) or f"recipe is refused: {error}"
+        raise BadRequestError(f"{problems}; docs/dataplane-media.md lists the fields of {data['kernel']}") from error
 
 
 def _problems(kind: type[Struct], data: Mapping[str, Any], where: str) -> Iterator[str]:
@@ -28,12 +26,12 @@ def _problems(kind: type[Struct], data: Mapping[str, Any], where: str) -> Iterat
     known = {field.encode_name: field for field in fields(kind)}
     for name, value in data.items():
         if name not in known and name != kind.__struct_config__.tag_field:
-            yield f"{where}.{name} is {_short(value)}: there is no such field; {_FIELDS}"
+            yield f"{where}.{name} is {_short(value)}: there is no such field"
     for name, field in known.items():
         if name in data:
             yield from _problems_of(field.type, data[name], f"{where}.{name}")
         elif field.required:
-            yield f"{where}.{name} is missing; {_FIELDS}"
+            yield f"{where}.{name} is missing"
 
 
 def _problems_of(kind: Any, value: Any, where: str) -> Iterator[str]:
