@@ -32,6 +32,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
@@ -87,7 +88,10 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
 
 
 def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BESIDE_EACH_OTHER) -> str:
-    """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
+    """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass.
+
+    Raises ValueError if there are no such tests.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
     command += ["-m", marked]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
@@ -106,9 +110,10 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BES
                 _end(process)
         if status == 0:
             return ""
-        failures = [
-            line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED ", "ERROR tests"))
-        ]
+        lines = log.read_text(errors="replace").splitlines()
+        if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            raise ValueError(f"pytest ran none of {', '.join(tests)}: {' '.join(lines[-3:])}")
+        failures = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
         return (failures or [f"pytest ended with status {status}"])[0][:300]
 
 
@@ -170,7 +175,7 @@ def try_named(text: str) -> int:
             if source.count(named.before) != 1:
                 raise ValueError(f"{named.path} has {source.count(named.before)} times, not once: {named.before!r}")
             file.write_text(source.replace(named.before, named.after))
-            failure = _failure(copy, [named.test], LONGEST_S, marked="not parity")
+            failure = _failure(copy, [named.test], LONGEST_S, marked="" if "::" in named.test else "not parity")
             file.write_text(source)
             status |= not failure
             change = f"`{named.before.strip()}` becomes `{named.after.strip()}`"

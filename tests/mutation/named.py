@@ -24,6 +24,9 @@ class Named:
 
 LEARNING = "tests/yatt_mm/whole_runs/test_learning.py::"
 FAULTS = "tests/yatt_mm/whole_runs/test_faults.py::"
+RESUMED = (
+    "test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of_the_run_without_a_break_until_ctrl_c"
+)
 MEDIA = "tests/yatt_mm/whole_runs/test_media.py::"
 LOSSES = "tests/yatt_mm/algorithms/test_losses.py"
 UPDATES = "tests/yatt_mm/rollout/test_engine_updates.py::"
@@ -123,14 +126,14 @@ NAMED = (
     ),
     Named(
         claim="a checkpoint that was not committed does not count",
-        test=f"{FAULTS}test_a_rank_that_dies_while_a_checkpoint_is_saved_is_named_and_the_checkpoint_does_not_count",
+        test=f"{FAULTS}test_a_rank_that_dies_too_often_is_named_and_the_checkpoint_does_not_count",
         path="yatt_mm/common/checkpoints.py",
         before="        folder = self._partial(step)\n",
         after="        folder = self.folder(step)\n",
     ),
     Named(
         claim="a run that one controller resumes has the numbers of two",
-        test=f"{FAULTS}test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of_the_run_without_a_break",
+        test=f"{FAULTS}{RESUMED}",
         path="yatt_mm/batching/step_batches.py",
         before='"expected_signal_frac": self._expected_signal_frac',
         after='"expected_signal_frac": 1.0',

@@ -1,7 +1,8 @@
-"""Tests that the named changes of the product can still be made: their texts are where they were."""
+"""Tests that the named changes of the product can still be made, and their tests run: both are where they were."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE), ids=lambda one: one.claim)
 def test_the_text_that_is_changed_stands_in_one_place(one: Named) -> None:
     assert (ROOT / one.path).read_text().count(one.before) == 1
+
+
+@pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE), ids=lambda one: one.claim)
+def test_the_test_that_must_turn_red_exists(one: Named) -> None:
+    file, _, name = one.test.partition("::")
+    functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert not name or name.partition("[")[0] in functions
