@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.layout.parallel import Parallel
+from models.registry import load_family
 from yatt_mm.common.cores import pin_to_cores
 from yatt_mm.common.held_memory import StateReport, held_bytes
 from yatt_mm.common.large_imports import large_imports
@@ -47,6 +49,8 @@ class TrainActor:
         pin_to_cores(self._spec.cores)
         with large_imports():
             import yatt_mm.training.worker  # noqa: F401
+
+            load_family(Path(self._spec.model_dir))
 
     def start(self, store: str) -> None:
         """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
