@@ -71,7 +71,7 @@ unit: $(STAMP)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)
-	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/examples tests/benchmarks -m parity $(ARGS)
+	$(PYTHON) -m pytest tests/yatt_mm/rollout tests/yatt_mm/preflight tests/yatt_mm/simulator tests/examples tests/benchmarks -m parity $(ARGS)
 
 faults: $(STAMP)
 	$(PYTHON) -m pytest -m "faults and not hosts" -n 2 $(BESIDE) $(ARGS)

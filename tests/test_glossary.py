@@ -1,6 +1,7 @@
 """Tests of the project's language: retired words are not used, and no docstring begins in the middle of a sentence."""
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -26,21 +27,23 @@ RETIRED = {
     r"residents|desk": "ObjectTable, PhaseContext",
 }
 """Words and names that the code no longer uses, and what it says instead (docs/architecture.md has the glossary)."""
+NEWLINE = "\n"
 SELF = Path(__file__).relative_to(ROOT)
 HISTORY = Path("CHANGELOG.md")
 """Files that keep the retired words, because they describe the past."""
 
 
-def tracked_files() -> list[Path]:
-    """Return the project's texts: code, docs and configurations."""
+@functools.cache
+def tracked_files() -> dict[Path, str]:
+    """Return the project's texts by file: code, docs and configurations."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     files = [Path(name) for name in listed.stdout.split("\0") if name]
     kinds = {".py", ".md", ".yaml", ".yml", ".toml"}
-    return [
-        file
+    return {
+        file: (ROOT / file).read_text()
         for file in files
         if file.suffix in kinds and file not in (SELF, HISTORY) and file.name != "LICENSE" and (ROOT / file).exists()
-    ]
+    }
 
 
 def docstrings(tree: ast.AST) -> list[tuple[int, str]]:
@@ -56,10 +59,9 @@ def docstrings(tree: ast.AST) -> list[tuple[int, str]]:
 def test_a_retired_word_is_used_nowhere(words: str) -> None:
     pattern = re.compile(rf"(?<![A-Za-z])({words})(?![A-Za-z])", re.IGNORECASE)
     found = [
-        f"{file}:{number}: {match[0]!r}; say: {RETIRED[words]}"
-        for file in tracked_files()
-        for number, line in enumerate((ROOT / file).read_text().splitlines(), 1)
-        for match in pattern.finditer(line)
+        f"{file}:{text.count(NEWLINE, 0, match.start()) + 1}: {match[0]!r}; say: {RETIRED[words]}"
+        for file, text in tracked_files().items()
+        for match in pattern.finditer(text)
     ]
     assert not found, "\n".join(found)
 
@@ -67,9 +69,9 @@ def test_a_retired_word_is_used_nowhere(words: str) -> None:
 def test_no_docstring_begins_with_of_or_as() -> None:
     found = [
         f"{file}:{line}: {text[:60]!r}"
-        for file in tracked_files()
+        for file, code in tracked_files().items()
         if file.suffix == ".py"
-        for line, text in docstrings(ast.parse((ROOT / file).read_text()))
+        for line, text in docstrings(ast.parse(code))
         if re.match(r"(Of|As)\b", text)
     ]
     assert not found, "\n".join(found)

@@ -4,6 +4,7 @@ accuracy is in the wanted range."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from examples.digits.data import IMAGE_SIDE, QUESTION, Split, make_split, write_
 from examples.digits.model import build_model_folder, load_processor
 from examples.digits.prepare import main, read_stamp
 from examples.preparing import STAMP_NAME, WarmedUp, WarmupError
+from tests.yatt_mm import runs
+from yatt_mm.keeper.table import read_rows, table_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +164,23 @@ def test_another_seed_or_a_broken_stamp_is_not_taken_for_prepared(
     assert read_stamp(directory, seed=1) is None
     (tmp_path / STAMP_NAME).write_text('{"seed": 0')
     assert read_stamp(tmp_path, seed=0) is None
+
+
+@pytest.mark.parity
+def test_evaluating_the_warmed_up_model_gives_the_accuracy_that_transformers_measured(
+    prepared_digits: tuple[Path, WarmedUp], tmp_path: Path
+) -> None:
+    directory, made = prepared_digits
+    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1", f"run.dir={tmp_path}")
+    exact = ("data.train=not/read", "reward.function=yatt_mm.rewards.functions:exact_match")
+    done = runs.run(runs.arguments(directory, directory / "model", "one", *small, *exact), module="yatt_mm.evaluate")
+    assert (done.status, done.left_behind) == (0, []), done.output
+    (folder,) = (tmp_path / "one" / "evaluations").iterdir()
+    (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert record["eval/accuracy"] == pytest.approx(made.accuracy, abs=1.5 / made.num_held_out)
+    assert record["eval/num_samples"] == made.num_held_out
+    assert f"{record['eval/accuracy']:.4f}" in done.output
+    assert {row["split"] for row in read_rows(table_path(folder, 0))} == {"eval"}
 
 
 def test_a_warm_up_that_misses_its_range_says_so_and_leaves_the_folder_alone(

@@ -91,6 +91,7 @@ def test_questions_of_different_lengths_are_answered_as_each_alone(folder: Path,
             torch.testing.assert_close(pupil._logits(scans, alone)[0], together[place], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parity
 def test_a_judge_learns_the_scans_it_is_shown(folder: Path, small: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teaching, "NUM_READING_STEPS", 30)
     monkeypatch.setattr(teaching, "NUM_JUDGING_STEPS", 60)

@@ -80,6 +80,7 @@ def test_directions_are_single_tokens(model_dir: Path) -> None:
     assert all(len(tokenizer(direction)["input_ids"]) == 1 for direction in DIRECTIONS)
 
 
+@pytest.mark.parity
 def test_the_warm_up_learns_the_form_and_refuses_to_save_what_learned_too_little(
     split: Split, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

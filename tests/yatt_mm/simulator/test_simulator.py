@@ -186,11 +186,13 @@ def test_on_the_workloads_of_its_tuning_the_dynamic_split_is_within_5_percent_of
     assert max(ratios.values()) <= NEAR, ratios
 
 
+@pytest.mark.parity
 def test_on_workloads_that_it_was_not_tuned_on_the_dynamic_split_is_rarely_worse_than_that() -> None:
     ratios = sorted(measure("plain", seed)["ratio"] for seed in range(5000, 5020))
     assert ratios[-3] <= NEAR and ratios[-1] <= 1.1, ratios
 
 
+@pytest.mark.parity
 def test_where_groups_are_replaced_rollout_is_not_given_more_because_it_waits_for_verdicts() -> None:
     """Test that rollout gets no more cells although its cells have a request or two most of the time, however many
     cells there are."""
