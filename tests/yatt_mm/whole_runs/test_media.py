@@ -29,7 +29,7 @@ SETS = {"verl": 48, "llava": 32, "swift": 16}
 first set has one sample more, which is too large for `data.filter`."""
 NUM_EVAL, NUM_STEPS, NUM_PROMPTS = 6, 3, 32
 NUM_MEDIA = {"verl": 2, "llava": 1, "swift": 2, "eval": 1}
-SIDE, NUM_FRAMES = 140, 4
+SIDE, NUM_FRAMES = 224, 4
 LARGE = 20
 """The sample that is too large."""
 CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
@@ -148,7 +148,7 @@ def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Fi
     assert run.status == 0, run.output
     (notice,) = map(json.loads, (folder / "runs" / "media" / "quarantine.jsonl").read_text().splitlines())
     assert (notice["set"], notice["index"], notice["is_filtered"]) == ("verl", LARGE, True)
-    assert notice["reason"] == "it has images of 148x148 = 21904 pixels; data.filter.max_pixels is 19600"
+    assert notice["reason"] == "it has images of 232x232 = 53824 pixels; data.filter.max_pixels is 50176"
     records = runs.metrics(folder, "media")
     assert sum(record.get("data/num_filtered", 0) for record in records) == 1
     assert not any(record.get("data/num_quarantined", 0) for record in records)
