@@ -54,7 +54,7 @@ def killed(digits: Digits) -> runs.Finished:
     wanted = [
         Kill(role="node", step=1, phase="rollout", after_s=0.3),
         Kill(role="node", step=2, phase="rollout", after_s=0.3),
-        Kill(role="controller", step=2, phase="train"),
+        Kill(role="controller", step=3, phase="rollout"),
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
         Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
     ]
@@ -79,11 +79,11 @@ def test_controllers_and_ranks_that_die_cost_time_only(
     assert curve(digits, "killed") == curve(digits, "whole")[:5], killed.output
     faults = kills.faults(digits.run("killed"))
     found = [(fault["role"], fault["phase"], fault["step"]) for fault in faults]
-    assert found[:3] == [("node", "rollout", 1), ("node", "rollout", 2), ("controller", "train", 2)], faults
+    assert found[:3] == [("node", "rollout", 1), ("node", "rollout", 2), ("controller", "rollout", 3)], faults
     assert len(found) == 5 and set(found[3:]) <= {("train", "checkpoint", 4), ("train", "rollout", 5)}, (
         "training goes on while the checkpoint is written, so a death may be noticed then"
     )
-    assert faults[2]["done"].endswith("controllers go on after step 1"), "with new ranks if some wait for its own"
+    assert faults[2]["done"] == "controllers go on after step 2", "no rank waits for its own"
     assert faults[3]["done"] == "all training ranks (from step 2) started again; controllers go on after step 4"
     assert all(0 <= fault["seconds"] < 120 for fault in faults)
 
