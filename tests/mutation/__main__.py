@@ -42,6 +42,8 @@ from tests.mutation.named_trouble import NAMED_TROUBLE
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
 """The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
+MISSING = ("ERROR: not found: ", "ERROR: file or directory not found: ")
+"""How pytest tells that a test does not exist. Its status is the same as that of a module that cannot be imported."""
 BESIDE_EACH_OTHER = "not (alone or elsewhere)"
 """The tests that `make test` runs beside each other, by their marks."""
 
@@ -111,7 +113,7 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BES
         if status == 0:
             return ""
         lines = log.read_text(errors="replace").splitlines()
-        if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if status == pytest.ExitCode.NO_TESTS_COLLECTED or any(line.startswith(MISSING) for line in lines):
             raise ValueError(f"pytest ran none of {', '.join(tests)}: {' '.join(lines[-3:])}")
         failures = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
         return (failures or [f"pytest ended with status {status}"])[0][:300]
