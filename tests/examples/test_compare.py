@@ -164,9 +164,7 @@ def run(small: Small) -> runs.Finished:
         f"train.prompts_per_step={NUM_TRAIN // NUM_STEPS}",
         f"rollout.group_size={GROUP_SIZE}",
         "checkpoint.every=0",
-        "placement.num_devices=1",
-        "rollout.num_engines=1",
-        "controllers.num=1",
+        *runs.ONE_OF_EACH,
     )
     _, *rest = runs.arguments(small.folder, small.model, "compare", *overrides)
     return runs.run([CONFIG, *rest])

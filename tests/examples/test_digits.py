@@ -171,9 +171,9 @@ def test_evaluating_the_warmed_up_model_gives_the_accuracy_that_transformers_mea
     prepared_digits: tuple[Path, WarmedUp], tmp_path: Path
 ) -> None:
     directory, made = prepared_digits
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1", f"run.dir={tmp_path}")
     exact = ("data.train=not/read", "reward.function=yatt_mm.rewards.functions:exact_match")
-    done = runs.run(runs.arguments(directory, directory / "model", "one", *small, *exact), module="yatt_mm.evaluate")
+    where = (*runs.ONE_OF_EACH, f"run.dir={tmp_path}")
+    done = runs.run(runs.arguments(directory, directory / "model", "one", *where, *exact), module="yatt_mm.evaluate")
     assert (done.status, done.left_behind) == (0, []), done.output
     (folder,) = (tmp_path / "one" / "evaluations").iterdir()
     (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

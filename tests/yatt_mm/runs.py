@@ -80,6 +80,10 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
     ]
 
 
+ONE_OF_EACH = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
+"""Overrides of a run with one device, one engine, one rank and one controller."""
+
+
 def judge(model: Path) -> tuple[str, ...]:
     """Return overrides that leave the reward to a judge, which is the same tiny model as the policy."""
     return (

@@ -71,15 +71,15 @@ def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]
     """Two runs beside each other, each with one controller, one engine and one rank on one device: with shuffled
     answers, and from the exported folder with the opposite reward."""
     assert whole.status == 0, whole.output
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
     exported = f"model.path={digits.run('whole') / 'hf'}"
-    opposite = (exported, "train.steps=3", "reward.function=tests.yatt_mm.any_reward:wrong_answer")
-    shuffled = ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 3}")
-    commands = {"shuffled": shuffled, "opposite": opposite}
+    controls = {
+        "shuffled": ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 3}"),
+        "opposite": (exported, "train.steps=3", "reward.function=tests.yatt_mm.any_reward:wrong_answer"),
+    }
     with ThreadPoolExecutor() as pool:
         begun = {
-            name: pool.submit(runs.run, digits.arguments(name, *small, *overrides))
-            for name, overrides in commands.items()
+            name: pool.submit(runs.run, digits.arguments(name, *runs.ONE_OF_EACH, *overrides))
+            for name, overrides in controls.items()
         }
         return {name: run.result() for name, run in begun.items()}
 

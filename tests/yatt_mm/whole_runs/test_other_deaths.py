@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict, words_of
 from tests.yatt_mm.whole_runs import deaths, test_every_death
 from tests.yatt_mm.whole_runs.conftest import Digits
@@ -63,13 +64,7 @@ def server() -> Iterator[ChatServer]:
 @pytest.fixture(scope="module")
 def small(server: ChatServer) -> tuple[str, ...]:
     """Overrides of the runs."""
-    return (
-        "placement.num_devices=1",
-        "rollout.num_engines=1",
-        "controllers.num=1",
-        f"reward.judges.away.url={server.url}",
-        "reward.judges.away.model=judge",
-    )
+    return (*runs.ONE_OF_EACH, f"reward.judges.away.url={server.url}", "reward.judges.away.model=judge")
 
 
 @pytest.fixture(scope="module")
