@@ -54,15 +54,16 @@ def same_folder(folder: Path, prefix: str) -> Iterator[None]:
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    """Own a new folder during a block, and remove it at the end."""
-    try:
-        with (folder / f"{LOCK_FILE}.new").open("w") as lock:
+    """Own a new folder during a block, and remove it at the end, before the lock is released: no other owner finds a
+    folder that is being removed free."""
+    with (folder / f"{LOCK_FILE}.new").open("w") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the lock file appears locked, so that no other owner finds it free in between
             Path(lock.name).rename(folder / LOCK_FILE)
             yield
-    finally:
-        remove(folder)
+        finally:
+            remove(folder)
 
 
 def remove_orphans(parent: Path, prefix: str) -> list[Path]:
@@ -78,8 +79,9 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(folder)
-            removed.append(folder)
+            if os.fstat(fd).st_nlink:  # or it was removed between opening and locking
+                remove(folder)
+                removed.append(folder)
         except BlockingIOError:
             pass  # its owner is alive
         finally:

@@ -1,5 +1,6 @@
 """Tests that a run removes the folders that a killed run of the same user left, and no others."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from yatt_mm.common import owned_dirs
 from yatt_mm.common.owned_dirs import SEMAPHORES, owned_folder, remove_orphans, semaphores_named
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +58,38 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_and_what_is_alive_stays
         end(killed)
         end(living)
     assert remove_orphans(tmp_path, "yatt-") == [kept]
+
+
+def test_a_folder_that_its_owner_is_removing_is_not_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[Path]] = []
+    remove = owned_dirs.remove
+
+    def look_and_remove(folder: Path) -> None:
+        monkeypatch.undo()
+        found.append(remove_orphans(tmp_path, "yatt-"))
+        remove(folder)
+
+    with owned_folder(tmp_path, "yatt-"):
+        monkeypatch.setattr(owned_dirs, "remove", look_and_remove)
+    assert found == [[]] and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_its_owner_removes_before_it_is_locked_is_not_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    owner = owned_folder(tmp_path, "yatt-")
+    owner.__enter__()
+
+    def end_and_lock(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        owner.__exit__(None, None, None)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", end_and_lock)
+    assert remove_orphans(tmp_path, "yatt-") == [] and not list(tmp_path.iterdir())
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
