@@ -3,7 +3,7 @@
 import logging
 import secrets
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.cluster.fetcher import PeerFetcher
 from dataplane.cluster.peer_directory import PeerDirectory
@@ -17,14 +17,15 @@ from dataplane.server.call_limits import ByteBudget
 from dataplane.server.config import NodeConfig, check_config
 from dataplane.server.flight_server import FlightServer
 from dataplane.server.meter import Meter
-from dataplane.server.metrics_http import MetricsServer
-from dataplane.server.prometheus import Metrics
 from dataplane.server.scope_owners import ScopeOwners
 from dataplane.server.services import Services
 from dataplane.server.sessions import Sessions
 from dataplane.storage.arena import Segment, reap_dead_segments
 from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.store import Store
+
+if TYPE_CHECKING:
+    from dataplane.server.metrics_http import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class Node:
         services = self.services
         self._server = FlightServer(config, services, tokens)
         if config.metrics_port is not None:
+            from dataplane.server.metrics_http import MetricsServer  # a server for HTTP, which most nodes do not need
+            from dataplane.server.prometheus import Metrics
+
             metrics = Metrics(services.node_id, services.stat, services.meter)
             self._web = MetricsServer(config.host, config.metrics_port, metrics.registry, config.security, tokens)
         self._peers.announce(self._server.public_uri, services.host_id, services.incarnation)
