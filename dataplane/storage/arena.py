@@ -110,6 +110,8 @@ def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
             if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
                 continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(fd).st_nlink:
+                continue  # its owner removed it between opening and locking
             for left in (*shm_dir.glob(f"{path.name}{PRESENCE}*"), path):
                 left.unlink(missing_ok=True)
             reaped.append(path.name)

@@ -90,6 +90,20 @@ def test_a_segment_that_a_reaper_took_for_a_dead_ones_gets_another_name(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_segment_that_its_node_removes_before_it_is_locked_is_not_a_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, flock = Segment(1 << 20, "ends", tmp_path), fcntl.flock
+
+    def end_and_lock(fd: int, operation: int) -> None:
+        segment.unlink()
+        del segment.bytes, segment.map  # as at the end of its process; the map has the lock too
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", end_and_lock)
+    assert reap_dead_segments(tmp_path) == [] and not list(tmp_path.iterdir())
+
+
 def test_files_of_other_users_with_the_name_of_a_segment_stay_and_keep_no_node_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
