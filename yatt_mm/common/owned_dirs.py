@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 LOCK_FILE = ".owner"
@@ -56,8 +56,9 @@ def same_folder(folder: Path, prefix: str) -> Iterator[None]:
 def _owned(folder: Path) -> Iterator[None]:
     """Own a new folder during a block, and remove it at the end, before the lock is released: no other owner finds a
     folder that is being removed free."""
-    with (folder / f"{LOCK_FILE}.new").open("w") as lock:
+    with ExitStack() as locked:
         try:
+            lock = locked.enter_context((folder / f"{LOCK_FILE}.new").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the lock file appears locked, so that no other owner finds it free in between
             Path(lock.name).rename(folder / LOCK_FILE)

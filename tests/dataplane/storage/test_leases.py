@@ -51,6 +51,9 @@ def test_views_are_read_only_aligned_and_cannot_be_made_writable(client: Client,
 def test_whatever_is_made_over_a_view_keeps_its_lease(client: Client, reader: Reader, make: str) -> None:
     import pyarrow as pa
 
+    if "tensor" in make:
+        pytest.importorskip("torch")
+
     ref = client.put(np.arange(1000, dtype=np.int32), name=f"keep/{make}", dtype="int32")
     view = reader.resolve([ref])[0]
     makers: dict[str, Callable[[np.ndarray], object]] = {
@@ -74,6 +77,7 @@ def test_whatever_is_made_over_a_view_keeps_its_lease(client: Client, reader: Re
 
 @pytest.mark.torch
 def test_a_tensor_is_a_view_without_a_warning(client: Client, reader: Reader, recwarn: pytest.WarningsRecorder) -> None:
+    pytest.importorskip("torch")
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     ref = client.put(array, name="tensor", dtype="float32", shape=(2, 3))
     view = reader.resolve([ref])[0]

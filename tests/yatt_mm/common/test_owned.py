@@ -92,6 +92,16 @@ def test_a_folder_that_its_owner_removes_before_it_is_locked_is_not_what_a_kille
     assert remove_orphans(tmp_path, "yatt-") == [] and not list(tmp_path.iterdir())
 
 
+def test_a_folder_whose_lock_file_cannot_be_made_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(path: Path, mode: str) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "open", no_room)
+    with pytest.raises(OSError, match="no room"), owned_folder(tmp_path, "yatt-"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.mkdir()
