@@ -58,7 +58,7 @@ APART = (
 ELSEWHERE = ("parity", "faults", "endings", "hosts")
 """The marks of tests for which there are other commands than `make test`."""
 
-OF_TORCH = ("tiny_dir", "ranks", "prepared_digits")
+OF_TORCH = frozenset(("tiny_dir", "ranks", "prepared_digits"))
 """The fixtures of this file that load torch, so that the tests that use them are not in the quick half."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of other commands and those whose fixtures load torch, and put those of the groups of `TOGETHER`
     first, group by group."""
     for item in items:
-        if not set(OF_TORCH).isdisjoint(getattr(item, "fixturenames", ())):
+        if not OF_TORCH.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("torch")
         if any(item.get_closest_marker(mark) for mark in ELSEWHERE):
             item.add_marker("elsewhere")

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 LOADS = """
 import importlib.util
 from yatt_mm.common.large_imports import large_imports
@@ -42,7 +40,6 @@ def test_what_no_engine_needs_is_hidden_during_the_import_alone() -> None:
     assert done.stdout.split() == ["hidden", "None", "there"], done.stderr
 
 
-@pytest.mark.torch
 def test_a_rank_loads_the_modules_of_its_family_before_its_turn_and_none_that_is_hidden(tiny_dir: Path) -> None:
     command = [sys.executable, "-c", RANK_LOADS, str(tiny_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
