@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
+from tests.dataplane.forked_nodes import forked_nodes
 from tests.made_once import made_once
 from tests.tables import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401  are hooks
 from yatt_mm.common.large_imports import large_imports
@@ -156,6 +157,13 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nodes_are_forked() -> Iterator[None]:
+    """Fork the embedded nodes that tests start in this process."""
+    with forked_nodes():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,11 +1,13 @@
 """Fixtures with a real node, one for each test module that uses it, with a good shard and a bad one."""
 
 import gc
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dataplane.client import node_process
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
@@ -43,6 +45,12 @@ def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
     roots = {"good": [f"{shard_dir}/good-*.tar"], "bad": [f"{shard_dir}/bad-*.tar"]}
     with EmbeddedNode(memory_bytes=16 << 20, roots=roots, num_workers=2) as started:
         yield started
+
+
+@pytest.fixture
+def started_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the nodes of a test be started as those of a run are, and not forked."""
+    monkeypatch.setattr(node_process, "subprocess", subprocess)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def derive_all(client: Client) -> list[Ref]:
     return [ref for ref in made if isinstance(ref, Ref)]
 
 
+@pytest.mark.usefixtures("started_nodes")
 def test_a_client_and_a_reader_go_on_after_the_node_was_killed(node: EmbeddedNode) -> None:
     with Client(node.uri, timeout_s=120) as client, Reader(node.uri, timeout_s=120) as reader:
         refs = derive_all(client)
