@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.fuzz import fuzz, known_of
+from benchmarks.fuzzing import requests
 from benchmarks.fuzzing.requests import Corpus, Known
 from benchmarks.fuzzing.wire import SERVICE, action, command, flight_data, ipc_parts
 from dataplane.client.client import Client
@@ -68,13 +69,15 @@ def test_what_no_client_library_would_send_is_answered(
     assert re.search(wanted, details), details
 
 
-def test_the_same_seed_gives_the_same_requests(node: EmbeddedNode) -> None:
+def test_the_same_seed_gives_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "NUM_STRUCTURES", 30)
     known = Known(actions={"stat": "{}", "release": '{"names"}'}, refs=[{"name": "d/x"}], recipe=RECIPE, dataset="good")
     one, two = Corpus(known, 7), Corpus(known, 7)
     assert [one.request(index) for index in range(20)] == [two.request(index) for index in range(20)]
 
 
-def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode) -> None:
+def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "NUM_STRUCTURES", 30)
     with Client(node.uri) as client:
         known = known_of(node.uri)
         corpus = Corpus(known, 0)

@@ -1,5 +1,6 @@
 """Tests what each kind of image becomes, value by value, and where this differs from transformers' `load_image`."""
 
+import functools
 import struct
 import zlib
 from collections.abc import Callable
@@ -165,11 +166,15 @@ def test_a_gif_gives_its_first_frame() -> None:
     assert np.array_equal(np.asarray(decode_image(data)[0]), np.asarray(first.convert("RGB")))
 
 
-def png_with_a_bomb(name: bytes, start: bytes) -> bytes:
-    """Return an image with a chunk that becomes 256 MiB when it is inflated. Making it takes no such memory."""
+@functools.cache
+def bomb() -> bytes:
+    """Return bytes that become 256 MiB when they are inflated. Making them takes no such memory."""
     packer, zeros = zlib.compressobj(), bytes(1 << 20)
-    bomb = b"".join(packer.compress(zeros) for _ in range(256)) + packer.flush()
-    return png(np.zeros((1, 1, 3)), 2, 8, chunk(name, start + bomb))
+    return b"".join(packer.compress(zeros) for _ in range(256)) + packer.flush()
+
+
+def png_with_a_bomb(name: bytes, start: bytes) -> bytes:
+    return png(np.zeros((1, 1, 3)), 2, 8, chunk(name, start + bomb()))
 
 
 def gif_whose_frame_is_larger_than_its_screen(width: int, height: int) -> bytes:
