@@ -67,7 +67,7 @@ test: check
 	$(PYTHON) -m pytest -m "alone and not elsewhere" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
-	$(PYTHON) -m pytest -m "not (alone or elsewhere or torch)" -n 5 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
+	$(PYTHON) -m pytest -m "not (alone or elsewhere or torch)" -n 6 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)
