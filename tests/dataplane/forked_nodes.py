@@ -2,6 +2,7 @@
 
 A forked node runs the same command line, with the same pipes, environment and folder, as a child of the test's process.
 Tests of how a node begins and ends have the real start (the fixture `started_nodes`), as have whole runs and commands.
+What modules make while they load is the same in all forked nodes: the secret name of a node's own session, and hashes.
 """
 
 import ctypes
@@ -25,10 +26,13 @@ import pytest
 
 from dataplane.client import node_process
 
-OF_THE_LOADER = ("LD_", "PYTHON", "MALLOC_", "OPENBLAS_", "GRPC_")
-"""How the names of those variables begin that the system, Python and libraries read before a node's first line."""
+EARLY = ("LD_", "GLIBC_", "MALLOC_", "MIMALLOC_", "LC_", "LANG", "TZ", "PYTHON", "OMP_", "OPENBLAS_", "ARROW_", "GRPC_")
+"""The beginnings of the names of variables that the system, Python or a library reads before a node's first line."""
+SETTINGS = {"stdin", "stdout", "stderr", "cwd", "env", "start_new_session"}
+"""The arguments of `subprocess.Popen` that `NodeProcess` gives. A forked node is started with these."""
 MAX_REQUEST_BYTES = 1 << 20
 DEADLINE_S = 60.0
+READY = b"ready"
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -46,38 +50,49 @@ class NodeForker:
 
         A node that needs an environment of its own before it loads anything is not forked.
         """
-        environ = settings["env"]
-        if list(command[1:4]) != ["-m", "dataplane", "serve"] or self._early(environ) != self._early(self._environ):
+        assert settings.keys() == SETTINGS and settings["start_new_session"]
+        assert settings["stdin"] == settings["stdout"] == subprocess.PIPE
+        is_usual = list(command[:4]) == [sys.executable, "-m", "dataplane", "serve"]
+        if not is_usual or early(settings["env"]) != early(self._environ):
             return subprocess.Popen(command, **settings)
         return ForkedNode(self, command, settings)
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
         """Fork a node with these standard streams, as a child of this process. Return its process id."""
         with self._lock:
-            if self._ours is None:
-                self._start()
-            assert self._ours is not None
-            with adopting():
-                socket.send_fds(self._ours, [json.dumps(request).encode()], fds)
-                return int(self._ours.recv(64))
+            try:
+                if self._ours is None:
+                    self._start()
+                assert self._ours is not None
+                with adopting():
+                    socket.send_fds(self._ours, [json.dumps(request).encode()], fds)
+                    pid = self._ours.recv(64)
+                assert pid and int(pid) > 0, f"the process that forks nodes answered {pid!r}; its errors are above"
+                return int(pid)
+            except BaseException:
+                self.close()  # a reply that comes late would be taken for that to the next request
+                raise
 
     def close(self) -> None:
-        """End the process. The nodes that it forked go on."""
-        if self._ours is not None and self._process is not None:
+        """End the process. The nodes that it forked go on, and the next request starts another one."""
+        if self._ours is not None:
             self._ours.close()
+        if self._process is not None:
+            self._process.kill()  # it keeps nothing
             self._process.wait(DEADLINE_S)
+        self._ours = self._process = None
 
     def _start(self) -> None:
+        """Start the process, and wait until it has loaded what nodes load."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.settimeout(DEADLINE_S)
         with theirs:
             command = [sys.executable, "-m", "tests.dataplane.forked_nodes", str(theirs.fileno())]
             folder = Path(__file__).resolve().parents[2]
-            self._process = subprocess.Popen(command, cwd=folder, env=self._environ, pass_fds=[theirs.fileno()])
-
-    @staticmethod
-    def _early(environ: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environ.items() if name.startswith(OF_THE_LOADER)}
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=self._environ, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        assert self._ours.recv(64) == READY, "the process that forks nodes did not start; its errors are above"
 
 
 class ForkedNode:
@@ -91,6 +106,10 @@ class ForkedNode:
         request = {"arguments": list(command[3:]), "cwd": str(settings["cwd"]), "environ": dict(settings["env"])}
         try:
             self.pid = forker.fork(request, [theirs_in, theirs_out, error_fd])
+        except BaseException:
+            os.close(ours_in)
+            os.close(ours_out)
+            raise
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
@@ -127,6 +146,11 @@ class ForkedNode:
         self.send_signal(signal.SIGKILL)
 
 
+def early(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process cannot change for itself any more when its first line runs."""
+    return {name: value for name, value in environ.items() if name.startswith(EARLY)}
+
+
 @contextmanager
 def adopting() -> Iterator[None]:
     """Become the parent of descendants that lose their own during a `with` block."""
@@ -158,6 +182,7 @@ def _serve(ours: socket.socket) -> None:
     import dataplane.cli.serve  # noqa: F401  is what a node loads
 
     gc.freeze()  # nodes share what is there now
+    ours.send(READY)
     while True:
         data, fds, _, _ = socket.recv_fds(ours, MAX_REQUEST_BYTES, 3)
         if not data:
@@ -165,20 +190,25 @@ def _serve(ours: socket.socket) -> None:
         said, says = os.pipe()
         if (between := os.fork()) == 0:
             between = os.getpid()
-            if (node := os.fork()) == 0:
-                ours.close()
-                os.closerange(said, says + 1)
-                _become_node(json.loads(data), fds, between)
-                return
-            os.write(says, str(node).encode())
-            os._exit(0)  # the node becomes a child of the owner
-        os.waitpid(between, 0)
-        ours.send(os.read(said, 64))
-        for fd in (said, says, *fds):
+            try:
+                if (node := os.fork()) != 0:
+                    os.write(says, str(node).encode())
+            finally:
+                if os.getpid() == between:
+                    os._exit(0)  # the node becomes a child of the owner
+            ours.close()
+            os.closerange(said, says + 1)
+            _become_node(json.loads(data), fds, between)
+            return
+        for fd in (says, *fds):
             os.close(fd)
+        os.waitpid(between, 0)
+        ours.send(os.read(said, 64) or b"-1")  # nothing was written if the system lets no process begin
+        os.close(said)
 
 
 def _become_node(request: Mapping[str, Any], fds: Sequence[int], between: int) -> None:
+    """Run the command line of `dataplane`, once the process `between` has ended."""
     while os.getppid() == between:
         time.sleep(0.001)
     os.setsid()

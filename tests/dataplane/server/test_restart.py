@@ -142,6 +142,7 @@ def test_many_threads_go_on_with_one_new_session(node: EmbeddedNode) -> None:
         wait_until(lambda: client.stat()["num_readers"] == 1)
 
 
+@pytest.mark.usefixtures("started_nodes")
 def test_restarts_leave_no_thread_no_file_and_no_mapping(node: EmbeddedNode) -> None:
     process = psutil.Process()
 
@@ -181,6 +182,7 @@ def test_a_reader_made_before_a_fork_says_so_also_when_the_node_restarted(node: 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.usefixtures("started_nodes")
 def test_a_node_comes_back_on_its_port_and_only_its_own_segments_go(node: EmbeddedNode) -> None:
     segments, uri = node.segments, node.uri
     assert all(path.exists() for path in segments)
@@ -270,6 +272,7 @@ def test_the_end_of_a_node_is_told_whatever_ended_it() -> None:
     assert [embedded._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
 
 
+@pytest.mark.usefixtures("started_nodes")
 def test_stop_in_the_middle_of_a_restart_ends_the_new_node(shard_dir: Path) -> None:
     for _ in range(3):
         node = EmbeddedNode(memory_bytes=1 << 20, roots={})

@@ -93,11 +93,11 @@ def test_puts_that_stop_take_no_more_than_the_nodes_size_together(served: Served
 def test_a_put_that_stops_gives_its_memory_back_at_its_deadline(served: Served) -> None:
     with Client(served.uri, timeout_s=20) as client:
         with putting(served.uri, "stops", 8) as (writer, answers):
-            send(writer, 60)
-            wait_until(lambda: is_collected(served, 60), timeout_s=7)
+            send(writer, 33)
+            wait_until(lambda: is_collected(served, 33), timeout_s=7)
             wait_until(lambda: not is_collected(served, 32))  # its client is still there
             announced = client.put(bytes(40 * MIB), name="announced")
-            with pytest.raises(fl.FlightError, match="62914560 bytes, and no end, at its deadline"):
+            with pytest.raises(fl.FlightError, match="34603008 bytes, and no end, at its deadline"):
                 ended(writer, answers)
             client.release([announced])
         assert client.stat()["used_bytes"] == 0

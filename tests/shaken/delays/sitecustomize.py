@@ -17,6 +17,7 @@ WAKE_SHARE, WAKE_S = 0.1, 0.1
 
 def _install(seed: str) -> None:
     draw = random.Random(f"{seed} {os.getpid()}")
+    os.register_at_fork(after_in_child=lambda: draw.seed(f"{seed} {os.getpid()}"))
     begin, wait = threading.Thread._bootstrap_inner, threading.Condition.wait
 
     def late(share: float, most_s: float) -> None:
