@@ -92,12 +92,14 @@ def test_puts_that_stop_take_no_more_than_the_nodes_size_together(served: Served
 
 def test_a_put_that_stops_gives_its_memory_back_at_its_deadline(served: Served) -> None:
     with Client(served.uri, timeout_s=20) as client:
-        with putting(served.uri, "stops", 8) as (writer, answers):
-            send(writer, 33)
-            wait_until(lambda: is_collected(served, 33), timeout_s=7)
+        with putting(served.uri, "stops", 12) as (writer, answers):
+            send(writer, 60)
+            wait_until(lambda: is_collected(served, 60), timeout_s=10)
+            collected = private_bytes(served)
             wait_until(lambda: not is_collected(served, 32))  # its client is still there
+            wait_until(lambda: private_bytes(served) < collected - 32 * MIB)
             announced = client.put(bytes(40 * MIB), name="announced")
-            with pytest.raises(fl.FlightError, match="34603008 bytes, and no end, at its deadline"):
+            with pytest.raises(fl.FlightError, match="62914560 bytes, and no end, at its deadline"):
                 ended(writer, answers)
             client.release([announced])
         assert client.stat()["used_bytes"] == 0
@@ -139,7 +141,9 @@ def test_one_put_of_unknown_size_may_be_as_big_as_the_node_and_not_bigger(served
             with pytest.raises(fl.FlightError, match="DoPut of more than 67108864 bytes"):
                 send(writer, 65)
                 ended(writer, answers)
+        before = private_bytes(served)
         with putting(served.uri, "empty", 20) as (writer, answers):
             assert ended(writer, answers)["shape"] == [0]
         client.release_names(["empty"])
         assert not is_collected(served, 32)
+        wait_until(lambda: private_bytes(served) < before + 24 * MIB)
