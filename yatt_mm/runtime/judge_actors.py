@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from yatt_mm.config.judge_section import SHARE_OF_CALL, JudgeSection, judge_spec, num_labels, remote_spec
+from yatt_mm.config.run_config import Config
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.remote_actor import RemoteJudgeActor
+from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.protocol.placement_model import Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.runtime.actors import create
@@ -64,7 +66,7 @@ def _makers_of(
             )
             for unit in units
         ]
-    engine = _judge_engine(site, section)
+    engine = judge_engine_spec(site.config, section, site.node)
     return [
         partial(
             site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000),
@@ -81,18 +83,19 @@ def _judge_log(unit: Unit) -> str:
     return f"judge-{unit.pool}-{unit.index}"
 
 
-def _judge_engine(site: Site, section: JudgeSection) -> EngineSpec:
+def judge_engine_spec(config: Config, section: JudgeSection, node: RunNode) -> EngineSpec:
+    """Return the settings of the engines of a judge, of which each has cores of its own."""
     return EngineSpec(
         model_dir=str(Path(section.model).absolute()),
-        dtype=site.config.model.dtype,
+        dtype=config.model.dtype,
         max_model_len=section.max_model_len,
         max_num_seqs=section.max_num_seqs,
         kv_cache_bytes=section.kv_cache_memory,
-        max_images_per_prompt=site.config.rollout.max_images_per_prompt,
-        max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
+        max_images_per_prompt=config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
         tp=section.tp,
         num_labels=num_labels(section),
-        deadline_s=SHARE_OF_CALL * site.config.controllers.deadline_s / section.max_attempts,
-        scope=site.node.scope,
-        durable=site.node.durable,
+        deadline_s=SHARE_OF_CALL * config.controllers.deadline_s / section.max_attempts,
+        scope=node.scope,
+        durable=node.durable,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt_mm.config.run_config import Config
+from yatt_mm.hosts.run_node import RunNode
 from yatt_mm.keeper.actor import KeeperActor
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import Role
@@ -26,21 +27,7 @@ Maker = Callable[[], Any]
 
 def engine_makers(site: Site) -> list[Maker]:
     """Return what makes each engine of the policy."""
-    config = site.config
-    spec = EngineSpec(
-        model_dir=site.model_dir,
-        dtype=config.model.dtype,
-        max_model_len=config.rollout.max_model_len,
-        max_num_seqs=config.rollout.max_num_seqs,
-        kv_cache_bytes=config.rollout.kv_cache_memory,
-        max_images_per_prompt=config.rollout.max_images_per_prompt,
-        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
-        tp=config.rollout.tp,
-        deadline_s=config.controllers.deadline_s,
-        scope=site.node.scope,
-        durable=site.node.durable,
-        chat_template_args=config.data.chat_template_args,
-    )
+    config, spec = site.config, engine_spec(site.config, site.node)
     return [
         partial(
             site.create(RolloutActor, devices, log=f"engine-{engine}", concurrency=1000),
@@ -54,9 +41,46 @@ def engine_makers(site: Site) -> list[Maker]:
     ]
 
 
+def engine_spec(config: Config, node: RunNode) -> EngineSpec:
+    """Return the settings of the engines of the policy, of which each has cores of its own."""
+    return EngineSpec(
+        model_dir=_absolute(config.model.path),
+        dtype=config.model.dtype,
+        max_model_len=config.rollout.max_model_len,
+        max_num_seqs=config.rollout.max_num_seqs,
+        kv_cache_bytes=config.rollout.kv_cache_memory,
+        max_images_per_prompt=config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
+        tp=config.rollout.tp,
+        deadline_s=config.controllers.deadline_s,
+        scope=node.scope,
+        durable=node.durable,
+        chat_template_args=config.data.chat_template_args,
+    )
+
+
 def rank_makers(site: Site) -> list[Maker]:
     """Return what makes each training rank."""
-    config, train = site.config, site.config.train
+    spec = train_spec(site.config, num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))))
+    return [
+        partial(
+            site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1),
+            rank=rank,
+            spec=replace(spec, cores=site.cores(devices), node_id=site.node_id(devices)),
+            parallel=site.config.parallel(),
+            dataplane_uri=site.host(devices).uri,
+        )
+        for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
+    ]
+
+
+def train_spec(config: Config, *, num_receivers: int) -> TrainSpec:
+    """Return the settings of the training ranks, of which each has cores of its own.
+
+    Args:
+        num_receivers: the number of engine processes that receive a model.
+    """
+    train = config.train
     optim = AdamSettings(
         lr=train.lr,
         weight_decay=train.weight_decay,
@@ -70,8 +94,8 @@ def rank_makers(site: Site) -> list[Maker]:
         part_lr=train.part_lr,
         offload_frac=train.optimizer_offload_fraction,
     )
-    spec = TrainSpec(
-        model_dir=site.model_dir,
+    return TrainSpec(
+        model_dir=_absolute(config.model.path),
         dtype=config.model.dtype,
         optim=optim,
         temperature=config.rollout.temperature,
@@ -79,7 +103,7 @@ def rank_makers(site: Site) -> list[Maker]:
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
         carrier=config.carrier,
-        num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))),
+        num_receivers=num_receivers,
         deadline_s=config.controllers.deadline_s,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
@@ -89,16 +113,6 @@ def rank_makers(site: Site) -> list[Maker]:
         skipped_dir=str(config.skipped_dir.absolute()),
         critic=critic_spec(config, optim),
     )
-    return [
-        partial(
-            site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1),
-            rank=rank,
-            spec=replace(spec, cores=site.cores(devices), node_id=site.node_id(devices)),
-            parallel=config.parallel(),
-            dataplane_uri=site.host(devices).uri,
-        )
-        for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
-    ]
 
 
 def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
@@ -107,8 +121,12 @@ def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
         return None
     lr = config.critic.lr or optim.lr
     part_lr = {part: rate * (lr / optim.lr) for part, rate in optim.part_lr.items()}
-    folder = str(Path(config.critic_path).absolute())
-    return CriticSpec(model_dir=folder, optim=replace(optim, lr=lr, part_lr=part_lr))
+    return CriticSpec(model_dir=_absolute(config.critic_path), optim=replace(optim, lr=lr, part_lr=part_lr))
+
+
+def _absolute(folder: str) -> str:
+    """Return the path for processes with another working directory."""
+    return str(Path(folder).absolute())
 
 
 def create_reward_workers(site: Site, functions: tuple[str, ...]) -> list[Any]:

@@ -29,11 +29,6 @@ class Site:
     placement: Placement
     hosts: RunHosts
 
-    @property
-    def model_dir(self) -> str:
-        """The model folder as an absolute path, for processes with another working directory."""
-        return str(Path(self.config.model.path).absolute())
-
     def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
         """Return the processor cores to which these CPU devices are bound; empty if devices are not bound to cores."""
         is_pinned = self.config.placement.pin_cores and not self.hosts.devices.gpus
