@@ -65,11 +65,6 @@ class TrainWorker:
         """That of the last update."""
         self._reference: CheckpointFiles | None = None
         self._critic: Critic | None = None
-        self._loss = functools.partial(
-            policy_loss,
-            surrogate=ALGORITHMS[spec.algorithm.name].surrogate,
-            settings=spec.algorithm,
-        )
 
     def start(self, store: str) -> None:
         """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
@@ -166,10 +161,11 @@ class TrainWorker:
         started = time.perf_counter()
         resolved = self._resolve(plan, step)
         minibatches = resolved.minibatches
+        settings, algorithm = self._spec.algorithm, ALGORITHMS[self._spec.algorithm.name]
         with self._saying_what_saves_memory():
-            if self._spec.algorithm.kl.where == "loss":
+            if settings.kl.where == "loss":
                 self._measure_reference(minibatches, step)
-            if len(minibatches) > 1 and "old_logprobs" in ALGORITHMS[self._spec.algorithm.name].needs:
+            if len(minibatches) > 1 and "old_logprobs" in algorithm.needs:
                 for minibatch in minibatches:
                     self._measure_old_logprobs(minibatch)
             values = self._critic.measure(plan, minibatches) if self._critic else {}
@@ -183,7 +179,9 @@ class TrainWorker:
         for number, (planned, minibatch) in enumerate(zip(plan.minibatches, minibatches, strict=True)):
             if not planned.total_weight:  # on no rank: old momentum would move the weights
                 continue
-            loss = functools.partial(self._loss, total_weight=planned.total_weight)
+            loss = functools.partial(
+                policy_loss, surrogate=algorithm.surrogate, settings=settings, total_weight=planned.total_weight
+            )
             with self._saying_what_saves_memory():
                 result = self._engine.step(minibatch, loss, temperature=self._spec.temperature)
                 of_critic = None

@@ -22,8 +22,9 @@ from yatt_mm.training import optimizer
 
 def train_and_continue(
     rank: int, model_dir: Path, directory: Path, fraction: float
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the results of updates behind a checkpoint, and of the same updates when it was loaded."""
+) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
+    """Return the results of updates behind a checkpoint, those of the same updates when it was loaded, and the share of
+    the main weights that each optimizer keeps on the host."""
     from megatron.core.optimizer.cpu_offloading import hybrid_optimizer
 
     method = hybrid_optimizer.HybridDeviceOptimizer._get_sub_optimizer_param_groups
@@ -36,14 +37,23 @@ def train_and_continue(
         source = source.replace(before, after)
     made: dict[str, Any] = {}
     exec(source, vars(hybrid_optimizer), made)
+    shares = []
+
+    def divide(self: Any, offload_fraction: float) -> tuple[Any, ...]:
+        _, _, on_host, *_ = found = made[method.__name__](self, offload_fraction)
+        whole = [param for group in self.param_groups for param in group["params"]]
+        shares.append(sum(param.numel() for param in on_host) / sum(param.numel() for param in whole))
+        return found
+
     settings = {"offload_frac": fraction}
     with (
-        mock.patch.object(hybrid_optimizer.HybridDeviceOptimizer, method.__name__, made[method.__name__]),
+        mock.patch.object(hybrid_optimizer.HybridDeviceOptimizer, method.__name__, divide),
         mock.patch.object(optimizer, "device", lambda: torch.device("cuda")),
     ):
         return (
             jobs.train_and_save(rank, model_dir, Parallel(), directory, "bfloat16", settings),
             jobs.load_and_train(rank, model_dir, Parallel(), directory, "bfloat16", settings),
+            shares,
         )
 
 

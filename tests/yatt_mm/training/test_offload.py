@@ -71,7 +71,8 @@ def test_a_checkpoint_with_optimizer_state_on_the_host_continues_with_the_same_b
     fraction: float, ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
     plain = ranks.run(1, jobs.train_and_save, untied_folder, Parallel(), tmp_path / "plain", "bfloat16")[0]
-    saved, loaded = ranks.run(1, host_state.train_and_continue, untied_folder, tmp_path / "host", fraction)[0]
+    saved, loaded, shares = ranks.run(1, host_state.train_and_continue, untied_folder, tmp_path / "host", fraction)[0]
+    assert shares and fraction <= min(shares) <= max(shares) < fraction + 0.1, "whole parameters stay on the host"
     for found in (saved, loaded):
         assert found["losses"] == plain["losses"]
         assert all(np.array_equal(found["weights"][name], plain["weights"][name]) for name in plain["weights"])

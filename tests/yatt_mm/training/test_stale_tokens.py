@@ -4,7 +4,6 @@ with the engine."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from models.weights.checkpoint_files import CheckpointFiles
 from tests.yatt_mm.training.ranks import RankPool
-from yatt_mm.algorithms.losses import clipped, policy_loss
 from yatt_mm.algorithms.settings import AlgorithmSettings, CorrectionSettings, KlSettings
 from yatt_mm.common.reference_folders import ReferenceFolders
 from yatt_mm.generation.metrics import add_update, finish_update
@@ -39,6 +37,8 @@ VERSIONS = ([0, 0, 1, 2, 2], [2, 2, 2])
 ADVANTAGES = (1.0, -0.5)
 NUM_TOKENS = 8
 CLIP = 0.2
+CLIP_LOW, CLIP_HIGH, ENTROPY_COEF = 0.1, 0.3, 0.05
+"""Those of the update with ratios of responses."""
 
 
 def train_spec(model_dir: Path, **settings: Any) -> TrainSpec:
@@ -74,6 +74,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         worker.publish(str(folder / "policy"), 2)
         worker.set_state(State.AWAKE)
         found = {"corrected": _corrected(worker, client), "empty": _without_weight(worker, client)}
+        found["sequences"] = _by_sequences(worker, client)
         found["full"] = _with_a_full_device(worker, client)
         found["reference"] = _with_a_reference(worker, client, model_dir)
         for num_updates, name in ((2, "twice"), (1, "once")):
@@ -107,7 +108,6 @@ def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> d
     """Return an update whose loss keeps the policy near the model from which it was trained."""
     plain = worker._spec
     algorithm = dataclasses.replace(plain.algorithm, kl=KlSettings(where="loss", estimator="k3", coef=0.5))
-    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=algorithm)
     current = _current_logprobs(worker, client, "near")
     with worker._engine.weights_of(CheckpointFiles(model_dir)):
         reference = _current_logprobs(worker, client, "reference")
@@ -130,7 +130,6 @@ def _with_a_reference(worker: TrainWorker, client: Client, model_dir: Path) -> d
         worker.set_state(State.AWAKE)
     worker._step = found_step
     assert all(np.array_equal(now, then) for now, then in zip(before, after, strict=True))
-    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     worker._spec = plain
     return {
         "current": current,
@@ -149,7 +148,6 @@ def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
     correction = CorrectionSettings(kind="tis", cap=1.5)
     algorithm = dataclasses.replace(plain.algorithm, correction=correction)
     worker._spec = dataclasses.replace(plain, algorithm=algorithm)
-    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=algorithm)
     current = _current_logprobs(worker, client, "corrected")
     engine = [
         (now - np.where(np.array(versions) < 2, [0.5, 0.2, -0.3, 0, 0][: len(now)], 0.1)).astype(np.float32)
@@ -164,8 +162,20 @@ def _corrected(worker: TrainWorker, client: Client) -> dict[str, Any]:
         found["measured"] = [sample.sampled for sample in samples[0]]
         found["weights"] = worker._engine.logprobs(samples)[0]
     worker._spec = plain
-    worker._loss = functools.partial(policy_loss, surrogate=clipped, settings=plain.algorithm)
     return found
+
+
+def _by_sequences(worker: TrainWorker, client: Client) -> UpdateReport:
+    """Return an update whose ratios are those of responses. Both have old tokens: those of the first have become more
+    likely by 0.9, so that its ratio is exp(2.7 / 5), and that of the second less by 0.6: exp(-0.6 / 3)."""
+    plain = worker._spec
+    algorithm = AlgorithmSettings(name="gspo", clip_low=CLIP_LOW, clip_high=CLIP_HIGH, entropy_coef=ENTROPY_COEF)
+    worker._spec, worker._step = dataclasses.replace(plain, algorithm=algorithm), 2
+    first, second = _current_logprobs(worker, client, "of sequences")
+    engine = [first - np.float32([0.9, 0.9, 0.9, 0, 0]), second + np.float32([0.6, 0, 0])]
+    report = worker.update(_plan(client, "sequences", engine, versions=([0, 0, 1, 2, 2], [1, 2, 2])), 3)
+    worker._spec = plain
+    return report
 
 
 def _without_weight(worker: TrainWorker, client: Client) -> tuple[bool, UpdateReport]:
@@ -214,12 +224,19 @@ def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np
     return worker._engine.logprobs(minibatch)[0]
 
 
-def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatches: int = 1) -> UpdatePlan:
+def _plan(
+    client: Client,
+    name: str,
+    logprobs: list[np.ndarray],
+    *,
+    num_minibatches: int = 1,
+    versions: tuple[list[int], ...] = VERSIONS,
+) -> UpdatePlan:
     samples = tuple(
         group_record.SampleRecord(
-            token_ids=np.array(ids), logprobs=values, policy_versions=np.array(versions), text="", finish_reason="stop"
+            token_ids=np.array(ids), logprobs=values, policy_versions=np.array(sampled_by), text="", finish_reason="stop"
         )
-        for ids, values, versions in zip(RESPONSES, logprobs, VERSIONS, strict=True)
+        for ids, values, sampled_by in zip(RESPONSES, logprobs, versions, strict=True)
     )
     ref = client.put(
         group_record.encode(group_record.GroupRecord(prompt_token_ids=np.array(PROMPT), samples=samples)), name=name
@@ -230,7 +247,7 @@ def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatc
         media=(),
         num_prompt_tokens=len(PROMPT),
         lengths=tuple(map(len, RESPONSES)),
-        policy_versions=tuple((min(versions), max(versions)) for versions in VERSIONS),
+        policy_versions=tuple((min(sampled_by), max(sampled_by)) for sampled_by in versions),
         finish_reasons=("stop", "stop"),
     )
     planned = tuple(
@@ -257,6 +274,15 @@ def test_a_stale_token_is_weighed_against_the_policy_that_sampled_it(found: dict
     report: UpdateReport = once["report"]
     assert report.loss_metrics["loss"] == pytest.approx(loss, abs=1e-6)
     assert report.loss_metrics["approx_kl"] == pytest.approx(3 / NUM_TOKENS * (np.exp(-0.5) - 1 + 0.5), abs=1e-5)
+
+
+def test_a_rank_trains_with_the_surrogate_clips_and_entropy_bonus_of_its_settings(found: dict[str, Any]) -> None:
+    metrics = found["sequences"].loss_metrics
+    assert np.exp(2.7 / 5) > 1 + CLIP_HIGH and np.exp(-0.6 / 3) < 1 - CLIP_LOW
+    values = [5 * (1 + CLIP_HIGH) * ADVANTAGES[0], 3 * (1 - CLIP_LOW) * ADVANTAGES[1]]
+    assert metrics["entropy"] > 1
+    assert metrics["loss"] == pytest.approx(-sum(values) / NUM_TOKENS - ENTROPY_COEF * metrics["entropy"], abs=1e-6)
+    assert metrics["clip_frac"] == pytest.approx(1.0)
 
 
 def test_an_update_in_which_no_response_counts_changes_nothing(found: dict[str, Any]) -> None:
