@@ -219,23 +219,37 @@ def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
     prompts: Prompts,
     run: Run,
     weights: dict[str, torch.Tensor],
+    other_weights: dict[str, torch.Tensor],
     tmp_path: Path,
 ) -> None:
+    """Test against the responses without an update: they are the same as long as tokens have the old version, and no
+    longer from the first token of the new one on."""
+
     async def update_in_the_middle() -> list[Sampled]:
         task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=8, max_tokens=1500)))
         while engine.num_in_flight < 8:
             await asyncio.sleep(0)
         await engine.generate(prompts.request(2, num_samples=1, max_tokens=1))  # those before it have a token then
-        await update(engine, tmp_path / "policy", weights)
+        await update(engine, tmp_path / "policy", other_weights)
         return await task
 
     old = engine.policy_version
     found = run(update_in_the_middle())
-    for sampled in found:
-        assert len(sampled.policy_versions) == len(sampled.token_ids)
-        assert list(sampled.policy_versions) == sorted(sampled.policy_versions)
-    assert {version for sampled in found for version in sampled.policy_versions} == {old, old + 1}
-    assert any(len(set(sampled.policy_versions)) == 2 for sampled in found)
+    run(update(engine, tmp_path / "policy", weights))
+    num_old = [sampled.policy_versions.count(old) for sampled in found]
+    unbroken = run(engine.generate(prompts.request(1, num_samples=8, max_tokens=max(num_old) + 1)))
+    num_both = 0
+    for sampled, plain, num in zip(found, unbroken, num_old, strict=True):
+        num_new = len(sampled.token_ids) - num
+        assert list(sampled.policy_versions) == [old] * num + [old + 1] * num_new
+        assert sampled.token_ids[:num] == plain.token_ids[:num]
+        assert sampled.logprobs[:num] == pytest.approx(plain.logprobs[:num], abs=1e-4)
+        if num_new:
+            assert sampled.token_ids[num] != plain.token_ids[num] or (
+                abs(sampled.logprobs[num] - plain.logprobs[num]) > 1e-3
+            )
+        num_both += num > 0 and num_new > 0
+    assert num_both > 0
 
 
 def test_weights_may_be_replaced_while_the_engine_sleeps(

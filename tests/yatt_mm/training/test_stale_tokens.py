@@ -234,7 +234,11 @@ def _plan(
 ) -> UpdatePlan:
     samples = tuple(
         group_record.SampleRecord(
-            token_ids=np.array(ids), logprobs=values, policy_versions=np.array(sampled_by), text="", finish_reason="stop"
+            token_ids=np.array(ids),
+            logprobs=values,
+            policy_versions=np.array(sampled_by),
+            text="",
+            finish_reason="stop",
         )
         for ids, values, sampled_by in zip(RESPONSES, logprobs, versions, strict=True)
     )
