@@ -23,6 +23,7 @@ from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
 from dataplane.storage.arena import Segment, reap_dead_segments
 from dataplane.storage.numa import NumaPolicy
+from tests.dataplane.serving import refused, serving
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
 
@@ -170,13 +171,17 @@ def test_memory_that_is_freed_after_a_second_wish_is_trimmed_too(monkeypatch: py
     wait_until(lambda: bool(trimmed) and trimmed[-1] >= asked + 0.2)
 
 
-def policy_of(segment: Segment) -> str:
-    """Return the memory policy that the system reports for the pages of a segment, such as `bind:0`."""
-    for line in Path("/proc/self/numa_maps").read_text().splitlines():
-        address, policy = line.split()[:2]
-        if int(address, 16) == segment.address:
-            return policy
-    raise AssertionError(f"no mapping begins at {segment.address:x}")
+def policy_of(segment: Path, process: int | None = None) -> tuple[str, set[int]]:
+    """Return the memory policy that the system reports for the pages of a segment in a process, this one by default:
+    its mode and its NUMA nodes."""
+    (policy,) = (
+        line.split()[1]
+        for line in Path(f"/proc/{process or 'self'}/numa_maps").read_text().splitlines()
+        if f"file={segment}" in line.split()
+    )
+    mode, nodes = policy.split(":")  # the nodes as ranges: 0-1,4
+    ranges = [span.split("-") for span in nodes.split(",")]
+    return mode, {node for span in ranges for node in range(int(span[0]), int(span[-1]) + 1)}
 
 
 def test_numa_policies_are_applied_and_refused_with_what_there_is() -> None:
@@ -191,10 +196,22 @@ def test_numa_policies_are_applied_and_refused_with_what_there_is() -> None:
             assert "leave --numa away" in str(error)
         else:
             assert not segment.bytes.any()
-            assert policy_of(segment) == f"{policy.mode}:{','.join(map(str, policy.nodes))}"
+            assert policy_of(segment.path) == (policy.mode, set(policy.nodes))
             segment.unlink()
     with pytest.raises(BadRequestError, match="the kernel refuses"):
         Segment(1 << 20, "numa", numa=NumaPolicy("bind", (900,)))
+
+
+def test_a_node_places_its_memory_as_it_is_told_and_says_so(tmp_path: Path) -> None:
+    try:
+        Segment(1 << 20, "numa", numa=NumaPolicy.parse("bind:0")).unlink()
+    except BadRequestError:
+        assert "leave --numa away" in refused("--numa", "bind:0")
+        return
+    with serving(tmp_path / "log", "--numa", "bind:0") as served, Client(served.uri) as client:
+        (segment,) = client.stat()["segments"]
+        assert segment["numa"] == "bind:0"
+        assert policy_of(segment["path"], served.process.pid) == ("bind", {0})
 
 
 @pytest.mark.parametrize(("policy", "mode"), [(NumaPolicy("bind", (0, 65)), 2), (NumaPolicy("interleave", (1,)), 3)])
