@@ -100,13 +100,15 @@ def judge(model: Path) -> tuple[str, ...]:
 def started(
     command: list[str], *, temporary: Path, module: str = "yatt_mm.train"
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `python -m yatt_mm.train`, or another module, in a session of its own during a `with` block, with a mark that
-    all its children have.
+    """Run `python -m yatt_mm.train`, or another module, in a session of its own during a `with` block, with a mark in
+    the environment that all its children have. It is a path too, because those of a data-plane node get hardly more
+    than `PYTHONPATH`.
 
     Processes that still run when the block ends, because a test failed in it, are killed.
     """
     mark = f"YATT_TEST_MARK={uuid.uuid4().hex}"
-    env = {**os.environ, "TMPDIR": str(temporary), "YATT_TEST_MARK": mark.split("=")[1]}
+    paths = filter(None, (os.environ.get("PYTHONPATH"), f"/{mark}"))
+    env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(paths)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *command],
         cwd=ROOT,

@@ -125,7 +125,7 @@ class Killer:
 
 def _process_of(mark: str, role: str) -> int | None:
     """Return a process of this role, or None if there is none and it is one of `WHEN_NEEDED`."""
-    if role == "decode worker":  # has none of the environment of its node
+    if role == "decode worker":
         node = psutil.Process(runs.wait_for_process(mark, PATTERNS["node"].replace(" ", r"\W"), deadline_s=20))
         for child in node.children():
             with suppress(psutil.NoSuchProcess):  # also one that was killed, and is not missed yet

@@ -92,7 +92,7 @@ def processes(mark: str) -> Iterator[psutil.Process]:
     """Yield the processes of a run."""
     for process in psutil.process_iter():
         try:
-            if mark in (f"{name}={value}" for name, value in process.environ().items()):
+            if mark in process.environ().get("PYTHONPATH", ""):
                 yield process
         except (psutil.Error, OSError):
             continue
