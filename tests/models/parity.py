@@ -50,6 +50,8 @@ class Differences:
     """The largest difference in a tensor, relative to the largest entry of that tensor."""
     num_changed_weights: int
     """The number of tensors whose export is not bit-identical to the checkpoint."""
+    num_scored: int
+    """The number of samples that one rank scored."""
 
     @classmethod
     def worst(cls, parts: list[Differences]) -> Differences:
@@ -147,6 +149,7 @@ def compare(rank: int, folder: Path, parallel: Parallel) -> Differences:
             for name, wanted in reference.gradients.items()
         ),
         num_changed_weights=len(changed),
+        num_scored=len(scored),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.models import parity
 from tests.models.layouts import LAYOUTS, QUICK, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for, quick_first, quick_layouts
+from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import MODELS
 
@@ -45,6 +46,7 @@ def check(family: str, layout: str, ranks: RankPool, folder: Path, variant: str 
     parallel = LAYOUTS[layout]
     seen = parity.Differences.worst(ranks.run(parallel.world_size, parity.compare, folder, parallel))
     parity.OBSERVED[family + variant, layout] = seen
+    assert seen.num_scored >= sum(map(len, jobs.GROUPS)) // parallel.dp
     assert seen.logprob < TOLERANCE
     assert seen.entropy < TOLERANCE
     assert seen.gradient < TOLERANCE

@@ -47,7 +47,7 @@ NAMED_TROUBLE = (
     ),
     Named(
         claim="a manifest with another bit is noticed",
-        test=f"{MANIFEST}test_no_bit_of_a_manifest_can_change_without_being_noticed",
+        test=f"{MANIFEST}test_no_byte_of_a_manifest_can_change_without_being_noticed",
         path="yatt_mm/common/manifest.py",
         before="    if text != _text(files, version):\n",
         after="    if not text:\n",

@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_version_is_named_as_such(folder: Path) -> None:
         check_files(folder)
 
 
-def test_no_bit_of_a_manifest_can_change_without_being_noticed(folder: Path) -> None:
+def test_no_byte_of_a_manifest_can_change_without_being_noticed(folder: Path) -> None:
     for at in range((folder / MANIFEST_FILE).stat().st_size):
         assert str(folder) in refused(folder, MANIFEST_FILE, flip(at, at % 8)), at
 

@@ -171,7 +171,10 @@ def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path, named
 
 
 def test_shuffled_answers_replace_nested_ones_too(node: EmbeddedNode, tiny_dir: Path) -> None:
+    plain, _ = source(node, tiny_dir, *VERL, train="verl").load(slots(0, 1, 2))
     prompts, _ = source(node, tiny_dir, *VERL, "data.shuffle_answers=true", train="verl").load(slots(0, 1, 2))
+    own = {prompt.slot.index: prompt.answer for prompt in plain}
+    assert any(prompt.answer != own[prompt.slot.index] for prompt in prompts)
     assert all(prompt.fields["reward_model"]["ground_truth"] == prompt.answer for prompt in prompts)
 
 
