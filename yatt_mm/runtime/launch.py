@@ -23,7 +23,7 @@ from rich.markup import escape
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.begun_steps import BegunStep
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
-from yatt_mm.common.errors import ConfigError, RunGrows, RunLost, RunStopped, WorkerError, YattError
+from yatt_mm.common.errors import RunGrows, RunLost, RunStopped, WorkerError, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.hosts.devices import own_node
@@ -226,7 +226,7 @@ def _run(
         if stopping.is_to_grow:
             raise RunGrows(stopping.why())
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
-        raise _stopped(config, stopping, step, has_moved=has_moved)
+        raise stopping.after(step, run_dir=config.run_dir, has_moved=has_moved)
     return reporter
 
 
@@ -331,18 +331,6 @@ def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: lis
             start = repairs.repair(error, controllers, runs)
         with _lost_while("controllers were started again"):
             controllers = crew.start_controllers(crew.team(), start)
-
-
-def _stopped(config: Config, stopping: Stopping, step: int, *, has_moved: bool) -> YattError:
-    """Return what tells that the run has stopped after `step`. `has_moved`: False if it is where it was resumed."""
-    if stopping.is_by_time and not has_moved:
-        return ConfigError(
-            f"train.max_time of {config.train.max_time:g} s is too short: no step ended in it, so starting again would "
-            "not help; raise it, or make steps shorter (fewer prompts or responses)"
-        )
-    return RunStopped(
-        f"saved after step {step} and stopped ({stopping.why()}); start {config.run_dir} again with --resume to go on"
-    )
 
 
 def _note_logs(error: Exception, folder: Path) -> None:

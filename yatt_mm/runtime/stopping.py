@@ -1,15 +1,17 @@
-"""Whether a run has to stop before its last step: it was told to by a signal, `train.max_time` runs out, or there are
-more hosts for it."""
+"""Whether a run has to stop before its last step, and what is said of it: it was told to by a signal, `train.max_time`
+runs out, or there are more hosts for it."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.runtime.signals import interrupt_on_signals, on_signals
 
 ENDING_S = 10.0
@@ -65,6 +67,17 @@ class Stopping:
             if self.is_by_time:
                 return f"train.max_time of {self._max_time_s:g} s runs out"
         return self._more_hosts
+
+    def after(self, step: int, *, run_dir: Path, has_moved: bool) -> YattError:
+        """Return what tells that the run has stopped after `step`. `has_moved`: False if it is where it was resumed."""
+        if self.is_by_time and not has_moved:
+            return ConfigError(
+                f"train.max_time of {self._max_time_s:g} s is too short: no step ended in it, so starting again would "
+                "not help; raise it, or make steps shorter (fewer prompts or responses)"
+            )
+        return RunStopped(
+            f"saved after step {step} and stopped ({self.why()}); start {run_dir} again with --resume to go on"
+        )
 
     @property
     def is_to_grow(self) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from yatt_mm.config.values import parse_duration
 from yatt_mm.runtime.command_line import status_of
-from yatt_mm.runtime.signals import interrupted_by_people, signals_restored
+from yatt_mm.runtime.signals import interrupt_on_signals, interrupted_by_people, signals_restored
 from yatt_mm.runtime.stopping import ENDING_S, ONE_SIGNAL_S, Stopping
 
 
@@ -31,6 +34,18 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: 
             signal.raise_signal(number)
         assert interrupted_by_people(), "the status is 130: something is lost"
         signal.raise_signal(number)  # while everything is ended: it is only answered
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_first_step_is_answered_and_interrupts_once(number: signal.Signals) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with signals_restored():
+        signal.signal(number, signal.SIG_DFL)  # the tests may have been started with `nohup`
+        interrupt_on_signals(console)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        signal.raise_signal(number)
+    assert cast(io.StringIO, console.file).getvalue() == 2 * "stopping what this run started; one moment\n"
 
 
 def test_a_run_that_nohup_started_goes_on_when_its_terminal_is_closed() -> None:
@@ -87,6 +102,21 @@ def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(mo
     assert stopping.is_by_time
     assert stopping.seconds == pytest.approx(70.1)
     assert Stopping(None).why() == ""
+
+
+def test_a_time_in_which_no_step_ends_is_an_error_because_to_start_again_would_not_help() -> None:
+    stopping = Stopping(30, before_s=29)
+    assert stopping.why() == "train.max_time of 30 s runs out"
+    too_short = stopping.after(0, run_dir=Path("runs/one"), has_moved=False)
+    assert "train.max_time of 30 s is too short: no step ended in it" in str(too_short)
+    assert status_of(lambda: raise_(too_short), stopped="it") == 2
+    moved = stopping.after(1, run_dir=Path("runs/one"), has_moved=True)
+    assert "saved after step 1 and stopped (train.max_time of 30 s runs out); start runs/one again" in str(moved)
+    assert status_of(lambda: raise_(moved), stopped="it") == 75
+
+
+def raise_(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.parametrize(
