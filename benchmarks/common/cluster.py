@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,8 @@ class Cluster:
         deadline_s: float = DEADLINE_S,
     ) -> Finished:
         """Run `python -m yatt_mm.train` on the first host, over this number of hosts, to its end. `meanwhile` is called
-        in a thread at the start. `num_seen`: the hosts that are looked at afterwards; all by default."""
+        in a thread at the start; its errors are raised here. `num_seen`: the hosts that are looked at afterwards; all
+        by default."""
         hosts = [self.hosts[number] for number in range(len(self.hosts))][:num_seen]
         before = [_seen(host) for host in hosts]
         over = [f"ray.address={self.address}", f"placement.num_devices={num_hosts}", "placement.devices_per_host=1"]
@@ -115,15 +116,18 @@ class Cluster:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        thread = threading.Thread(target=meanwhile)
-        thread.start()
-        try:
-            output, _ = process.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            raise AssertionError(f"the run did not end in {deadline_s:g} s:\n{output}") from None
-        thread.join(DEADLINE_S)
+        with ThreadPoolExecutor(1) as pool:
+            doing = pool.submit(meanwhile)
+            try:
+                output, _ = process.communicate(timeout=deadline_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
+                raise AssertionError(f"the run did not end in {deadline_s:g} s:\n{output}") from None
+            try:
+                doing.result(DEADLINE_S)
+            except Exception as error:
+                raise AssertionError(f"{error}, which was wanted during the run:\n{output}") from error
         deadline = time.monotonic() + END_S
         while (left := _left(hosts, before)) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -144,10 +148,9 @@ def cluster_of(
 
 
 def _seen(host: Host) -> set[str]:
-    """Return what is on a host: its own files, and its processes. Ray's own are left out: its idle workers come and
-    go."""
+    """Return what is on a host: its own files, and its processes. Ray's idle workers are left out: they come and go."""
     files = {path for path in host.files() if not path.startswith(RAYS_FILES)}
-    processes = {f"process {line}" for line in host.processes() if "ray::" not in line}
+    processes = {f"process {line}" for line in host.processes() if "ray::IDLE" not in line}
     return files | processes
 
 

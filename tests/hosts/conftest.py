@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,21 @@ def cluster_with_phases(shared_digits: Digits, phases: Path) -> Iterator[Cluster
     """Two hosts with Ray, whose runs tell when they come to a phase."""
     environ = {"PYTHONPATH": str(kills.PHASES), "YATT_TEST_PHASES": str(phases)}
     yield from _cluster(2, shared_digits.folder / "with_phases", environ)
+
+
+def cut_link(cluster: Cluster, run_dir: Path, seconds: float) -> None:
+    """Take the link of the second host down for a time in which several steps end otherwise, and at most the present
+    one now."""
+
+    def num_records() -> int:
+        return len((run_dir / "metrics.jsonl").read_text().splitlines())
+
+    cluster.hosts[1].cut()
+    before = num_records()
+    time.sleep(seconds)
+    after = num_records()
+    cluster.hosts[1].mend()
+    assert after <= before + 1, "the run went on as if there were no other host"
 
 
 def _cluster(num: int, folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Cluster]:

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.common.cluster import Cluster
 from tests.dataplane.shards import wait_until
+from tests.hosts.conftest import cut_link
 from tests.tables import show_seconds
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits
@@ -46,27 +47,23 @@ def table(request: pytest.FixtureRequest) -> Iterator[None]:
     show_seconds(request.config, "seconds from a fault to the end of its step", columns, seconds, num_digits=0)
 
 
-def cut_shortly(cluster: Cluster) -> None:
-    cluster.hosts[1].cut()
-    time.sleep(SHORT_S)
-    cluster.hosts[1].mend()
+def cut_shortly(cluster: Cluster, run_dir: Path) -> None:
+    cut_link(cluster, run_dir, SHORT_S)
 
 
-def cut_for_good(cluster: Cluster) -> None:
+def cut_for_good(cluster: Cluster, run_dir: Path) -> None:
     """Cut the link until the run has lost the host. Ray there ends when it hears that it has been given up."""
-    cluster.hosts[1].cut()
-    time.sleep(LONG_S)
-    cluster.hosts[1].mend()
+    cut_link(cluster, run_dir, LONG_S)
     _start_ray_again(cluster)
 
 
-def kill_raylet(cluster: Cluster) -> None:
+def kill_raylet(cluster: Cluster, run_dir: Path) -> None:
     (raylet,) = (line for line in cluster.hosts[1].processes() if "raylet/raylet" in line.split(" ", 2)[1])
     os.kill(int(raylet.split()[0]), signal.SIGKILL)
     _start_ray_again(cluster)
 
 
-def kill_host(cluster: Cluster) -> None:
+def kill_host(cluster: Cluster, run_dir: Path) -> None:
     cluster.hosts[1].kill()
     cluster.hosts[1].start_up()
     cluster.start_ray(1)
@@ -98,7 +95,7 @@ def test_a_run_goes_on_after(
         for step, phase in PHASES:
             wait_until(lambda wanted=f"{step} {phase} ": wanted in phases.read_text(), runs.DEADLINE_S)
             began = time.monotonic()
-            begin(cluster)
+            begin(cluster, shared_digits.run(name))
             cluster.wait_for_step(shared_digits.run(name), step)
             seconds[fault][phase] = time.monotonic() - began
 

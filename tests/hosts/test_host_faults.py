@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from benchmarks.common.cluster import Cluster
-from tests.hosts.conftest import SHORT
+from tests.hosts.conftest import SHORT, cut_link
 from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs.conftest import Digits
 
@@ -50,9 +49,7 @@ def test_a_link_that_is_down_for_ten_seconds_changes_no_number(
 ) -> None:
     def meanwhile() -> None:
         cluster.wait_for_step(shared_digits.run("cut"), 0)
-        cluster.hosts[1].cut()
-        time.sleep(LINK_DOWN_S)
-        cluster.hosts[1].mend()
+        cut_link(cluster, shared_digits.run("cut"), LINK_DOWN_S)
 
     finished = cluster.run(shared_digits.arguments("cut", *SHORT), meanwhile=meanwhile)
     assert finished.status == 0 and not finished.left_behind, finished.output

@@ -29,7 +29,7 @@ def test_a_run_over_two_hosts_has_the_numbers_of_one(
     assert {"engine-0.log", "engine-1.log", "rank-0.log", "rank-1.log", "controller-1.log"} <= logs
 
 
-def test_the_judges_of_both_hosts_work_beside_the_policy(cluster: Cluster, shared_digits: Digits) -> None:
+def test_the_judge_of_one_host_works_beside_the_policy_of_the_other(cluster: Cluster, shared_digits: Digits) -> None:
     judge = (*runs.judge(shared_digits.model), "placement.mode=partial_colocation", "placement.dynamic=false")
     finished = cluster.run(shared_digits.arguments("judged", *SHORT, "train.steps=2", *judge))
     assert finished.status == 0 and not finished.left_behind, finished.output
@@ -64,6 +64,7 @@ def test_a_folder_of_results_that_a_host_does_not_see_is_named(cluster: Cluster,
     assert f"host host1 ({cluster.hosts[1].address}): it does not see the folder of run.dir, /tmp/results" in (
         finished.output
     )
+    assert "ready after" not in finished.output
     assert not [left for left in finished.left_behind if left.startswith("host1")]
 
 

@@ -146,7 +146,9 @@ def test_a_missing_object_says_so_and_an_unknown_home_says_which_are_known(owner
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, node_id="c", peers={"x": "grpc://127.0.0.1:1"}) as node:
         with Client(node.uri, timeout_s=30) as client:
             with pytest.raises(
-                MissingObjectError, match=r"home 'a' is not known here \(known: x\).*--spill.*--peer a=.*--dir"
+                MissingObjectError,
+                match=r"home 'a' is not known here \(known: x\)\. If that node has ended, the object ended with it: "
+                r"store such objects with durable=True .*--spill.*--peer a=.*--dir",
             ):
                 client.get(refs[0])
 
