@@ -58,6 +58,8 @@ def judged(folder: Path, tiny_dir: Path, gone: ChatServer) -> Iterator[runs.Fini
         "rollout.deterministic=false",
         "rollout.max_groups_per_engine=2",
         "sampling.over_dispatch=1.5",
+        "rollouts.keep=all",
+        "ray.env.VLLM_LOGGING_LEVEL=INFO",
         "sampling.tail=continue",
         *runs.judge(tiny_dir),
         "reward.weight=0.25",
@@ -131,6 +133,8 @@ def test_in_bfloat16_the_engine_and_the_trainer_differ_by_what_it_rounds(judged:
     for record in runs.metrics(folder, "judged")[1:]:
         assert 0 < record["rollout/logprob_diff_mean"] < 0.02
         assert record["train/grad_norm"] > 0
+    for engine in ("engine-0", "judge-tiny-0", "judge-head-0"):
+        assert "dtype=torch.bfloat16" in (folder / "runs" / "judged" / "logs" / f"{engine}.log").read_text(), "by vLLM"
     exported = load_file(folder / "runs" / "judged" / "hf" / "model.safetensors")
     assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in exported.values())
 
@@ -159,3 +163,8 @@ def test_a_round_ends_without_its_slowest_responses_and_the_next_step_begins_wit
         assert record["sampling/num_carried"] > 0
         num_judged = record["genrm/num_judged"] / GROUP_SIZE / NUM_JUDGES
         assert NUM_PROMPTS <= num_judged <= record["sampling/num_prompts_used"] - record["sampling/num_carried"]
+    _, first, second = runs.metrics(folder, "judged")
+    rows = read_rows(table_path(folder / "runs" / "judged", second["step"]))
+    positions = {row["position"] for row in rows if row["split"] == "train"}
+    begun_before = {position for position in positions if position < first["sampling/num_prompts_used"]}
+    assert 0 < len(begun_before) <= first["sampling/num_carried"]
