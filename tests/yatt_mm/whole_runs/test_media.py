@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from examples.digits.model import build_model_folder
+from examples.digits.model import MAX_IMAGE_SIDE, build_model_folder
 from examples.motion.prepare import TOKENIZER_TEXT
 from tests.dataplane.clips import encode_video
 from tests.yatt_mm import runs
@@ -29,7 +29,8 @@ SETS = {"verl": 48, "llava": 32, "swift": 16}
 first set has one sample more, which is too large for `data.filter`."""
 NUM_EVAL, NUM_STEPS, NUM_PROMPTS = 6, 3, 32
 NUM_MEDIA = {"verl": 2, "llava": 1, "swift": 2, "eval": 1}
-SIDE, NUM_FRAMES = 224, 4
+SIDE, NUM_FRAMES = 336, 4
+NUM_CONTROLLERS = 3
 LARGE = 20
 """The sample that is too large."""
 CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
@@ -84,6 +85,8 @@ def _jpeg(draw: np.random.Generator, side: int = SIDE) -> bytes:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("media")
     build_model_folder(path / "model", seed=0, text=TOKENIZER_TEXT)
+    for file in (path / "model").glob("*processor_config.json"):  # its scans are smaller than these media
+        file.write_text(file.read_text().replace(str(MAX_IMAGE_SIDE**2), str(SIDE**2)))
     draw = np.random.default_rng(0)
     write_verl(path / "verl.parquet", range(SETS["verl"] + 1), draw, large=LARGE)
     write_llava(path / "llava.json", range(SETS["llava"]), draw)
@@ -104,7 +107,7 @@ def run(folder: Path) -> runs.Finished:
         "train.freeze=[tower]",
         "algorithm.kl.where=loss",
         "reference.renew_every=2",
-        "controllers.num=3",
+        f"controllers.num={NUM_CONTROLLERS}",
         f"train.steps={NUM_STEPS}",
         f"train.prompts_per_step={NUM_PROMPTS}",
         "rollout.group_size=2",
@@ -114,8 +117,8 @@ def run(folder: Path) -> runs.Finished:
         "rollout.max_model_len=512",
         "data.video.fps=4",
         f"data.filter.max_pixels={SIDE * SIDE}",
-        "data.filter.max_prompt_tokens=180",  # no prompt has more, but more bytes: controllers count the tokens
-        "dataplane.memory=128MiB",
+        "data.filter.max_prompt_tokens=340",  # no prompt has more, but more bytes: controllers count the tokens
+        "dataplane.memory=256MiB",
         "eval.every=3",
         "checkpoint.every=0",
         "placement.num_devices=1",
@@ -148,7 +151,7 @@ def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Fi
     assert run.status == 0, run.output
     (notice,) = map(json.loads, (folder / "runs" / "media" / "quarantine.jsonl").read_text().splitlines())
     assert (notice["set"], notice["index"], notice["is_filtered"]) == ("verl", LARGE, True)
-    assert notice["reason"] == "it has images of 232x232 = 53824 pixels; data.filter.max_pixels is 50176"
+    assert notice["reason"] == "it has images of 344x344 = 118336 pixels; data.filter.max_pixels is 112896"
     records = runs.metrics(folder, "media")
     assert sum(record.get("data/num_filtered", 0) for record in records) == 1
     assert not any(record.get("data/num_quarantined", 0) for record in records)
@@ -220,7 +223,11 @@ def test_several_samples_of_a_held_out_set_are_measured_as_they_were_kept(run: r
 
 def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: Path) -> None:
     assert run.status == 0, run.output
-    first, *_, last = runs.metrics(folder, "media")
-    passed = last["dataplane/processed_bytes"] - first["dataplane/processed_bytes"]
-    assert passed > 32 * MIB
-    assert last["controller/rss_bytes_max"] - first["controller/rss_bytes_max"] < 16 * MIB
+    first, second, *_, last = runs.metrics(folder, "media")
+    passed, grown = (
+        [last[name] - before[name] for before in (first, second)]
+        for name in ("dataplane/processed_bytes", "controller/rss_bytes_max")
+    )
+    assert passed[0] > 64 * MIB and passed[1] > 32 * MIB
+    assert grown[0] < 16 * MIB, "with all that the first step loads"
+    assert grown[1] < passed[1] / NUM_CONTROLLERS / 2, "after it: half of what came for this controller"
