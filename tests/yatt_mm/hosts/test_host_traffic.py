@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from ipaddress import ip_address
 
 import pytest
 
+from tests.dataplane.shards import wait_until
 from tests.yatt_mm.common.test_traffic import NUM_BYTES, pass_on
 from yatt_mm.common.traffic import SentToHosts
-from yatt_mm.hosts.host_traffic import LOOK_S, HostTraffic
+from yatt_mm.hosts.host_traffic import HostTraffic
 from yatt_mm.training.sent_bytes import SentBytes
 
 OTHER = str(ip_address((127 << 24) + (1 << 22) + os.getpid()))
@@ -40,10 +40,10 @@ def test_what_is_sent_to_another_host_is_counted_and_what_comes_back_is_not(serv
 def test_bytes_of_a_connection_that_has_ended_stay_counted(server: socket.socket) -> None:
     traffic = HostTraffic([OTHER])
     with server:
-        for _ in range(2):
+        for num in (1, 2):
             with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
                 pass_on(sender, receiver, NUM_BYTES // 10)
-                time.sleep(1.5 * LOOK_S)
+                wait_until(lambda wanted=num * (NUM_BYTES // 10): traffic._untaken == wanted)
     assert traffic.take_bytes() == 2 * (NUM_BYTES // 10)
 
 
