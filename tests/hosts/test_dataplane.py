@@ -55,6 +55,13 @@ def dataplane(host: Host, *words: str) -> str:
     return host.run([sys.executable, "-m", "dataplane", *words])
 
 
+def refused(host: Host, *flags: str) -> str:
+    """Return why a node refuses to tell its counters."""
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        host.run([sys.executable, "-m", "dataplane", "stat", *flags], stderr=subprocess.PIPE)
+    return str(caught.value.stderr)
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that all hosts see."""
@@ -81,11 +88,11 @@ def test_nodes_alone_fetch_an_object_once_and_refuse_clients_without_a_token(fol
             dataplane(there, "get", ref, "--output", str(folder / copy), *flags["b"])
             assert (folder / copy).read_bytes() == (folder / "file").read_bytes()
         assert NBYTES < here.counters().sent - before < 1.05 * NBYTES, "the object crossed once"
+        assert "num_objects" in dataplane(there, "stat", *flags["b"])
         wrong = [*flags["b"], "--token-file", str(write_token(folder / "another_token"))]
-        with pytest.raises(subprocess.CalledProcessError):
-            dataplane(there, "stat", *wrong)
-        with pytest.raises(subprocess.CalledProcessError):
-            dataplane(there, "stat", "--uri", f"grpc://{there.address}:{PORT}", "--token-file", str(folder / "token"))
+        assert "token" in refused(there, *wrong)
+        without_tls = ["--uri", f"grpc://{there.address}:{PORT}", "--token-file", str(folder / "token")]
+        assert "TLS" in refused(there, *without_tls)
         stack.close()
         assert not list((folder / "nodes").iterdir())
         assert [host.files() for host in (here, there)] == files
