@@ -7,16 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
-import numpy as np
 import pytest
-
-from dataplane.client.client import Client
-from dataplane.client.embedded import EmbeddedNode
-from dataplane.client.reader import Reader
-from yatt_mm.control import actor
 
 ROOT = Path(__file__).parents[2]
 CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.protocol.rewards", "dataplane.client.client")
@@ -74,7 +66,7 @@ def test_megatron_stands_behind_two_doors() -> None:
 
 @pytest.mark.parametrize("module", CONTROLLER_SIDE)
 def test_a_controller_imports_nothing_that_holds_pixels(module: str) -> None:
-    assert not loaded_with(module) & {*actor.FORBIDDEN_MODULES, "transformers"}
+    assert not loaded_with(module) & {"torch", "vllm", "PIL", "av", "decord", "transformers", "dataplane.client.reader"}
 
 
 @pytest.mark.parametrize("module", ["yatt_mm.rollout.actor", "yatt_mm.training.actor", "yatt_mm.genrm.actor"])
@@ -87,23 +79,3 @@ def loaded_with(module: str) -> set[str]:
     code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(json.loads(output.stdout))
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_controller_looks_at_itself_when_it_has_ended(trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = object.__new__(actor.ControllerActor)
-    controller._controller = cast(Any, SimpleNamespace(config=SimpleNamespace(trains=trains), abort=pytest.fail))
-    monkeypatch.setattr(actor, "train" if trains else "evaluate", lambda controller: 7)
-    with EmbeddedNode(memory_bytes=2**20, roots={}) as node, Client(node.uri) as client:
-        (segment,) = client.stat()["segments"]
-        assert segment["path"].startswith(actor.SEGMENT_MARK)
-        monkeypatch.setattr(actor, "SEGMENT_MARK", segment["path"])  # others may be mapped for other tests
-        monkeypatch.setattr(actor, "sys", SimpleNamespace(modules={"numpy": np}))
-        assert controller.run() == 7
-        for name in actor.FORBIDDEN_MODULES:
-            monkeypatch.setattr(actor, "sys", SimpleNamespace(modules={name: None}))
-            with pytest.raises(AssertionError, match=f"a controller imported .'{name}'"):
-                controller.run()
-        monkeypatch.setattr(actor, "sys", SimpleNamespace(modules={"numpy": np}))
-        with Reader(node.uri), pytest.raises(AssertionError, match="a controller maps segments of the data plane"):
-            controller.run()
