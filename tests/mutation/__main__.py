@@ -38,6 +38,7 @@ from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.named import NAMED
 from tests.mutation.named_trouble import NAMED_TROUBLE
+from tests.mutation.named_wiring import NAMED_WIRING
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
@@ -170,7 +171,7 @@ def try_named(text: str) -> int:
     status = 0
     with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
         copy = _copy(Path(folder) / "copy")
-        for named in (*NAMED, *NAMED_TROUBLE):
+        for named in (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING):
             if text not in named.test:
                 continue
             file = copy / named.path
