@@ -7,10 +7,10 @@
 # make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
 # make check    lint and types only
 # make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
-# make faults   whole runs of which every kind of process is killed in every phase, and what a loss of power leaves
+# make faults   whole runs of which every kind of process is killed in each of eight phases, and what a loss of power leaves
 # make endings  whole runs that are told to end, are lost whole, stand still, or must end; and another user of the machine
 # make hosts    whole runs over several hosts, which are namespaces of this machine; needs root
-# make host-faults  the same, in every phase of which a host, its Ray or its link is lost
+# make host-faults  the same, in each of six phases of which a host, its Ray or its link is lost
 # make mutants  300 small changes of the product, drawn at random, which some test must notice
 # make explore  the tests of properties, on many new random examples
 # make light    what needs no torch, on Python 3.12 and 3.13 where they are installed

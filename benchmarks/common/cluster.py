@@ -24,6 +24,8 @@ END_S = 30.0
 RAY = str(Path(sys.executable).with_name("ray"))
 RAYS_FILES = "/tmp/ray"
 """Where Ray keeps its files on every host; they are the cluster's, not the run's."""
+RAYS_PROCESSES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""What the titles of its own processes contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,9 @@ class Cluster:
 
     def wait_for_step(self, run_dir: Path, step: int) -> None:
         """Wait until the run that is under way has finished this step."""
-        deadline, file = time.monotonic() + DEADLINE_S, run_dir / "metrics.jsonl"
-        while time.monotonic() < deadline and (self._run is None or self._run.poll() is None):
+        deadline, file, is_over = time.monotonic() + DEADLINE_S, run_dir / "metrics.jsonl", False
+        while not is_over:
+            is_over = time.monotonic() > deadline or (self._run is not None and self._run.poll() is not None)
             if file.exists() and any(json.loads(line)["step"] == step for line in file.read_text().splitlines()):
                 return
             time.sleep(0.05)
@@ -125,9 +128,9 @@ class Cluster:
                 output, _ = process.communicate()
                 raise AssertionError(f"the run did not end in {deadline_s:g} s:\n{output}") from None
             try:
-                doing.result(DEADLINE_S)
+                doing.result()
             except Exception as error:
-                raise AssertionError(f"{error}, which was wanted during the run:\n{output}") from error
+                raise AssertionError(f"what had to happen during the run failed: {error!r}\n{output}") from error
         deadline = time.monotonic() + END_S
         while (left := _left(hosts, before)) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -148,9 +151,10 @@ def cluster_of(
 
 
 def _seen(host: Host) -> set[str]:
-    """Return what is on a host: its own files, and its processes. Ray's idle workers are left out: they come and go."""
+    """Return what is on a host: its own files, and its processes. Ray's own are left out: idle workers come and go, and
+    agents are others when it is started again."""
     files = {path for path in host.files() if not path.startswith(RAYS_FILES)}
-    processes = {f"process {line}" for line in host.processes() if "ray::IDLE" not in line}
+    processes = {f"process {line}" for line in host.processes() if not any(name in line for name in RAYS_PROCESSES)}
     return files | processes
 
 

@@ -80,11 +80,12 @@ def cut_link(cluster: Cluster, run_dir: Path, seconds: float) -> None:
         return len((run_dir / "metrics.jsonl").read_text().splitlines())
 
     cluster.hosts[1].cut()
-    before = num_records()
-    time.sleep(seconds)
-    after = num_records()
-    cluster.hosts[1].mend()
-    assert after <= before + 1, "the run went on as if there were no other host"
+    try:
+        before = num_records()
+        time.sleep(seconds)
+        assert num_records() <= before + 1, "the run went on as if there were no other host"
+    finally:
+        cluster.hosts[1].mend()
 
 
 def _cluster(num: int, folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Cluster]:

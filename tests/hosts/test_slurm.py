@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.hosts import Hosts
+from tests.dataplane.shards import wait_until
 from tests.hosts.conftest import SHORT
 from tests.hosts.slurm import Slurm
 from tests.yatt_mm import runs
@@ -57,5 +58,5 @@ def test_a_job_that_is_stopped_and_requeued_has_the_numbers_of_one_host(
         for number, (files, processes) in enumerate(before):
             left = set(hosts[number].files()) - set(files)
             assert not [path for path in left if not path.startswith("/tmp/ray")], left
-            assert set(hosts[number].processes()) <= processes
+            wait_until(lambda host=hosts[number], before=processes: set(host.processes()) <= before, 30)
     assert runs.curve(shared_digits.folder, "job") == runs.curve(shared_digits.folder, "one")

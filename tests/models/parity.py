@@ -51,7 +51,7 @@ class Differences:
     num_changed_weights: int
     """The number of tensors whose export is not bit-identical to the checkpoint."""
     num_scored: int
-    """The number of samples that one rank scored."""
+    """The number of samples that this rank scored, and of all ranks the largest one."""
 
     @classmethod
     def worst(cls, parts: list[Differences]) -> Differences:

@@ -11,7 +11,7 @@ RANK = "tests/yatt_mm/training/test_stale_tokens.py::"
 NAMED_WIRING = (
     Named(
         claim="an engine has the dtype of the config",
-        test=f"{MAKERS}test_an_engine_is_started_with_what_it_is_given",
+        test=f"{MAKERS}test_the_settings_of_an_engine_are_those_of_its_spec",
         path="yatt_mm/rollout/engine_types.py",
         before="            dtype=spec.dtype,\n",
         after="",

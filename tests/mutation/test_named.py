@@ -12,15 +12,15 @@ from tests.mutation.named_trouble import NAMED_TROUBLE
 from tests.mutation.named_wiring import NAMED_WIRING
 
 ROOT = Path(__file__).parents[2]
-EVERY = pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING), ids=lambda one: one.claim)
+for_every_change = pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING), ids=lambda one: one.claim)
 
 
-@EVERY
+@for_every_change
 def test_the_text_that_is_changed_stands_in_one_place(one: Named) -> None:
     assert (ROOT / one.path).read_text().count(one.before) == 1
 
 
-@EVERY
+@for_every_change
 def test_the_test_that_must_turn_red_exists(one: Named) -> None:
     file, _, name = one.test.partition("::")
     functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}

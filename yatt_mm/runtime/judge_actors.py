@@ -17,7 +17,7 @@ from yatt_mm.protocol.placement_model import Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.judge_keys import key_file
-from yatt_mm.runtime.makers import Maker
+from yatt_mm.runtime.makers import Maker, absolute
 from yatt_mm.runtime.site import Site, log_file
 
 
@@ -84,9 +84,9 @@ def _judge_log(unit: Unit) -> str:
 
 
 def judge_engine_spec(config: Config, section: JudgeSection, node: RunNode) -> EngineSpec:
-    """Return the settings of the engines of a judge, of which each has cores of its own."""
+    """Return what the settings of all engines of a judge have in common: all but their cores."""
     return EngineSpec(
-        model_dir=str(Path(section.model).absolute()),
+        model_dir=absolute(section.model),
         dtype=config.model.dtype,
         max_model_len=section.max_model_len,
         max_num_seqs=section.max_num_seqs,

@@ -226,7 +226,7 @@ def _run(
         if stopping.is_to_grow:
             raise RunGrows(stopping.why())
         has_moved = step > start.step or checkpoint is None or LIFELINE.loss is not None
-        raise stopping.after(step, run_dir=config.run_dir, has_moved=has_moved)
+        raise stopping.error_after(step, run_dir=config.run_dir, has_moved=has_moved)
     return reporter
 
 

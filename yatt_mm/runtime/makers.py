@@ -42,9 +42,9 @@ def engine_makers(site: Site) -> list[Maker]:
 
 
 def engine_spec(config: Config, node: RunNode) -> EngineSpec:
-    """Return the settings of the engines of the policy, of which each has cores of its own."""
+    """Return what the settings of all engines of the policy have in common: all but their cores."""
     return EngineSpec(
-        model_dir=_absolute(config.model.path),
+        model_dir=absolute(config.model.path),
         dtype=config.model.dtype,
         max_model_len=config.rollout.max_model_len,
         max_num_seqs=config.rollout.max_num_seqs,
@@ -75,7 +75,7 @@ def rank_makers(site: Site) -> list[Maker]:
 
 
 def train_spec(config: Config, *, num_receivers: int) -> TrainSpec:
-    """Return the settings of the training ranks, of which each has cores of its own.
+    """Return what the settings of all training ranks have in common: all but their cores and their host's node.
 
     Args:
         num_receivers: the number of engine processes that receive a model.
@@ -95,7 +95,7 @@ def train_spec(config: Config, *, num_receivers: int) -> TrainSpec:
         offload_frac=train.optimizer_offload_fraction,
     )
     return TrainSpec(
-        model_dir=_absolute(config.model.path),
+        model_dir=absolute(config.model.path),
         dtype=config.model.dtype,
         optim=optim,
         temperature=config.rollout.temperature,
@@ -121,10 +121,10 @@ def critic_spec(config: Config, optim: AdamSettings) -> CriticSpec | None:
         return None
     lr = config.critic.lr or optim.lr
     part_lr = {part: rate * (lr / optim.lr) for part, rate in optim.part_lr.items()}
-    return CriticSpec(model_dir=_absolute(config.critic_path), optim=replace(optim, lr=lr, part_lr=part_lr))
+    return CriticSpec(model_dir=absolute(config.critic_path), optim=replace(optim, lr=lr, part_lr=part_lr))
 
 
-def _absolute(folder: str) -> str:
+def absolute(folder: str) -> str:
     """Return the path for processes with another working directory."""
     return str(Path(folder).absolute())
 

@@ -68,8 +68,9 @@ class Stopping:
                 return f"train.max_time of {self._max_time_s:g} s runs out"
         return self._more_hosts
 
-    def after(self, step: int, *, run_dir: Path, has_moved: bool) -> YattError:
-        """Return what tells that the run has stopped after `step`. `has_moved`: False if it is where it was resumed."""
+    def error_after(self, step: int, *, run_dir: Path, has_moved: bool) -> YattError:
+        """Return the error that ends a run which has stopped after `step`. `has_moved`: False if it is where it was
+        resumed."""
         if self.is_by_time and not has_moved:
             return ConfigError(
                 f"train.max_time of {self._max_time_s:g} s is too short: no step ended in it, so starting again would "

@@ -43,6 +43,7 @@ def test_bytes_of_a_connection_that_has_ended_stay_counted(server: socket.socket
         for num in (1, 2):
             with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
                 pass_on(sender, receiver, NUM_BYTES // 10)
+                # what is taken is looked at by that itself; here the thread must have looked
                 wait_until(lambda wanted=num * (NUM_BYTES // 10): traffic._untaken == wanted)
     assert traffic.take_bytes() == 2 * (NUM_BYTES // 10)
 

@@ -238,18 +238,16 @@ def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
     run(update(engine, tmp_path / "policy", weights))
     num_old = [sampled.policy_versions.count(old) for sampled in found]
     unbroken = run(engine.generate(prompts.request(1, num_samples=8, max_tokens=max(num_old) + 1)))
-    num_both = 0
+    differ = []
     for sampled, plain, num in zip(found, unbroken, num_old, strict=True):
         num_new = len(sampled.token_ids) - num
         assert list(sampled.policy_versions) == [old] * num + [old + 1] * num_new
         assert sampled.token_ids[:num] == plain.token_ids[:num]
         assert sampled.logprobs[:num] == pytest.approx(plain.logprobs[:num], abs=1e-4)
-        if num_new:
-            assert sampled.token_ids[num] != plain.token_ids[num] or (
-                abs(sampled.logprobs[num] - plain.logprobs[num]) > 1e-3
-            )
-        num_both += num > 0 and num_new > 0
-    assert num_both > 0
+        if num and num_new:
+            is_other_token = sampled.token_ids[num] != plain.token_ids[num]
+            differ.append(is_other_token or abs(sampled.logprobs[num] - plain.logprobs[num]) > 1e-3)
+    assert differ and sum(differ) > len(differ) / 2, "the first new token may be as likely as before by chance"
 
 
 def test_weights_may_be_replaced_while_the_engine_sleeps(

@@ -172,7 +172,7 @@ def test_engines_of_a_judge_get_its_own_settings_and_media_as_the_policy_has_the
     ), "all attempts together have four fifths of the controllers' deadline"
 
 
-def test_an_engine_is_started_with_what_it_is_given() -> None:
+def test_the_settings_of_an_engine_are_those_of_its_spec() -> None:
     given = EngineSpec(
         model_dir="models/sft",
         dtype="bfloat16",

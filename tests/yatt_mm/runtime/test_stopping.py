@@ -107,10 +107,10 @@ def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(mo
 def test_a_time_in_which_no_step_ends_is_an_error_because_to_start_again_would_not_help() -> None:
     stopping = Stopping(30, before_s=29)
     assert stopping.why() == "train.max_time of 30 s runs out"
-    too_short = stopping.after(0, run_dir=Path("runs/one"), has_moved=False)
+    too_short = stopping.error_after(0, run_dir=Path("runs/one"), has_moved=False)
     assert "train.max_time of 30 s is too short: no step ended in it" in str(too_short)
     assert status_of(lambda: raise_(too_short), stopped="it") == 2
-    moved = stopping.after(1, run_dir=Path("runs/one"), has_moved=True)
+    moved = stopping.error_after(1, run_dir=Path("runs/one"), has_moved=True)
     assert "saved after step 1 and stopped (train.max_time of 30 s runs out); start runs/one again" in str(moved)
     assert status_of(lambda: raise_(moved), stopped="it") == 75
 
