@@ -99,15 +99,17 @@ class Killer:
             self.done.append(kill)
             return
         came_s = time.monotonic()
-        pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
-        if pid is None:
-            return
-        time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
-        while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
-            pass
-        with suppress(ProcessLookupError):  # it may have ended with the run
-            os.kill(pid, kill.signal)
-            self.done.append(kill)
+        while not self._is_over.is_set():
+            pid = _process_of(self._mark, kill.role)  # which takes a while: there are many processes
+            if pid is None:
+                return
+            time.sleep(max(0.0, came_s + kill.after_s - time.monotonic()))
+            while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
+                pass
+            with suppress(ProcessLookupError):  # it has ended by itself, and there may be another one
+                os.kill(pid, kill.signal)
+                self.done.append(kill)
+                return
 
     def _wait_for(self, kill: Kill) -> bool:
         """Return True when controllers come to the phase: other ones than before, if these died with the last kill."""

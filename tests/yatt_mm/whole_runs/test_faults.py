@@ -48,7 +48,7 @@ def check_saved_and_stopped(done: runs.Finished, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def killed(digits: Digits) -> runs.Finished:
-    """A run of which one process after the other is killed; engines die in `make faults`. Ranks die in the step after
+    """A run of which one process after the other is killed; engines die in `make faults`. Ranks die in the update after
     a save that they have not finished yet. Only one fault in a row is repaired: the second death of a rank in the same
     save ends it."""
     saving = digits.run("killed") / "checkpoints" / ".partial_step_000004"
@@ -56,8 +56,8 @@ def killed(digits: Digits) -> runs.Finished:
         Kill(role="node", step=1, phase="rollout", after_s=0.3),
         Kill(role="node", step=2, phase="rollout", after_s=0.3),
         Kill(role="controller", step=3, phase="rollout"),
-        Kill(role="rank", step=5, phase="rollout", after_s=0.0, folder=saving),
-        Kill(role="rank", step=5, phase="rollout", after_s=0.0, folder=saving),
+        Kill(role="rank", step=5, phase="train", after_s=0.0, folder=saving),
+        Kill(role="rank", step=5, phase="train", after_s=0.0, folder=saving),
     ]
     finished, done = kills.run(digits.arguments("killed", "faults.max_restarts=1", ONE_ENGINE), wanted)
     assert done == wanted, finished.output
