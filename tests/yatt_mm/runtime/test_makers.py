@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,21 @@ OPTIM = AdamSettings(
     lr=2e-4, weight_decay=0.1, betas=(0.9, 0.95), clip_grad=1.0, warmup_steps=7, part_lr={"tower": 1e-4}
 )
 NODE = RunNode(uri="grpc://127.0.0.1:1", scope="of the run", durable=True, journal_bytes=0, node=None)
+
+ENGINE = EngineSpec(
+    model_dir=str(Path("examples/digits/data/model").absolute()),
+    dtype="bfloat16",
+    max_model_len=300,
+    max_num_seqs=5,
+    kv_cache_bytes=64 << 20,
+    max_images_per_prompt=3,
+    max_videos_per_prompt=2,
+    deadline_s=90,
+    scope="of the run",
+    durable=True,
+    tp=2,
+)
+"""The settings of engines, none of which is a default."""
 
 
 def config(*overrides: str) -> Config:
@@ -131,20 +146,7 @@ def test_engines_get_every_setting_of_generation() -> None:
         ),
         NODE,
     )
-    assert found == EngineSpec(
-        model_dir=str(Path("examples/digits/data/model").absolute()),
-        dtype="bfloat16",
-        max_model_len=300,
-        max_num_seqs=5,
-        kv_cache_bytes=64 << 20,
-        max_images_per_prompt=3,
-        max_videos_per_prompt=2,
-        deadline_s=90,
-        scope="of the run",
-        durable=True,
-        tp=2,
-        chat_template_args={"enable_thinking": False},
-    )
+    assert found == replace(ENGINE, chat_template_args={"enable_thinking": False})
 
 
 def test_engines_of_a_judge_get_its_own_settings_and_media_as_the_policy_has_them() -> None:
@@ -157,36 +159,18 @@ def test_engines_of_a_judge_get_its_own_settings_and_media_as_the_policy_has_the
         f"reward.judges.fair={judge}",
     )
     found = judge_engine_spec(judged, judged.reward.judges["fair"], NODE)
-    assert found == EngineSpec(
+    assert found == replace(
+        ENGINE,
         model_dir=str(Path("models/judge").absolute()),
-        dtype="bfloat16",
         max_model_len=700,
         max_num_seqs=6,
         kv_cache_bytes=32 << 20,
-        max_images_per_prompt=3,
-        max_videos_per_prompt=2,
         deadline_s=20,
-        scope="of the run",
-        durable=True,
-        tp=2,
     ), "all attempts together have four fifths of the controllers' deadline"
 
 
 def test_the_settings_of_an_engine_are_those_of_its_spec() -> None:
-    given = EngineSpec(
-        model_dir="models/sft",
-        dtype="bfloat16",
-        max_model_len=300,
-        max_num_seqs=5,
-        kv_cache_bytes=64 << 20,
-        max_images_per_prompt=3,
-        max_videos_per_prompt=2,
-        deadline_s=90,
-        scope="of the run",
-        durable=True,
-        tp=2,
-        num_labels=4,
-    )
+    given = replace(ENGINE, num_labels=4)
     found = EngineConfig.of(given, name="fair")
     assert (found.name, found.tensor_parallel_size, found.answer_timeout_s) == ("fair", 2, 90)
     same = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(EngineSpec)}
