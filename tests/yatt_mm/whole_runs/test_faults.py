@@ -81,7 +81,9 @@ def test_controllers_and_ranks_that_die_cost_time_only(
     faults = kills.faults(digits.run("killed"))
     found = [(fault["role"], fault["phase"], fault["step"]) for fault in faults]
     assert found[:3] == [("node", "rollout", 1), ("node", "rollout", 2), ("controller", "rollout", 3)], faults
-    assert [(role, step) for role, _, step in found[3:]] == [("train", 5)] * 2, "the checkpoint is still being written"
+    assert len(found) == 5 and set(found[3:]) <= {("train", "train", 5), ("train", "publish", 5)}, (
+        "the next step goes on while the checkpoint is written, and its update may be over when a death is noticed"
+    )
     assert faults[2]["done"] == "controllers go on after step 2", "no rank waits for its own"
     assert faults[3]["done"] == "all training ranks (from step 2) started again; controllers go on after step 4"
     assert all(0 <= fault["seconds"] < 120 for fault in faults)
