@@ -103,7 +103,7 @@ def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
             assert len(set(gcs) - others) == 1, "that of the first attempt is gone"
             assert not asks_for_no_token() and "RAY_AUTH_TOKEN" not in os.environ
     assert "its raylet ended with status -9" in caplog.text and "it is started again" in caplog.text
-    assert len(raylets) == 2
+    assert len(raylets) == 1 + caplog.text.count("it is started again"), "the second one may be late"
 
 
 def test_on_a_machine_without_gpus_nothing_is_said_of_them() -> None:

@@ -153,7 +153,8 @@ def run(
     deadline_s: float = runs.DEADLINE_S,
 ) -> tuple[runs.Finished, list[Kill]]:
     """Run the command to its end, and return the result and which of the kills took place. `came` gets a line for each
-    phase to which a controller came: step, phase, and the number of its process."""
+    phase to which a controller came: step, phase, and the number of its process; and one for each finished group that
+    the rendezvous has: step, `landed`, the number of the controller's process, position, and the name of its record."""
     before = runs.shared_memory()
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,

@@ -106,6 +106,18 @@ def responses(digits: Digits, name: str, step: int) -> dict[int, list[list[int]]
     return found
 
 
+def landed(came: list[str], *, step: int) -> tuple[dict[int, str], dict[int, str]]:
+    """Return [position] the record of each finished group of a step: of the first two controllers, and of those that
+    came after them."""
+    lines = [line.split() for line in came if line.startswith(f"{step} ")]
+    first = list(dict.fromkeys(line[2] for line in lines))[:2]
+    shares: tuple[dict[int, str], dict[int, str]] = ({}, {})
+    for line in lines:
+        if line[1] == "landed":
+            shares[line[2] not in first][int(line[3])] = line[4]
+    return shares
+
+
 def test_a_run_that_is_told_to_stop_while_it_samples_goes_on_with_the_responses_that_it_had(digits: Digits) -> None:
     told = Kill(role="launcher", step=2, phase="finished", signal=signal.SIGTERM)
     stopped, done = kills.run(digits.arguments("sampled", *LONG), [told])
@@ -144,6 +156,9 @@ def test_a_death_while_a_run_samples_costs_no_group_that_was_finished(digits: Di
     lines = [line.split() for line in came if line.count(" ") == 2]
     pids = {pid for step, phase, pid in lines if (step, phase) == ("2", "rollout")}
     assert len(pids) == 2, "step 2 was sampled once"
+    before, after = landed(came, step=1)
+    assert before and len(after) == NUM_PROMPTS
+    assert before.items() <= after.items(), "what the controllers had finished is not sampled again"
     for step in (1, 2):
         trained = responses(digits, "bereft", step)
         assert sorted(trained) == [*range((step - 1) * NUM_PROMPTS, step * NUM_PROMPTS)]

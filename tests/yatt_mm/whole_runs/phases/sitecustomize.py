@@ -31,17 +31,25 @@ def _tell_phases(module: Any) -> None:
     client = module.RendezvousClient
     meet, land = client._meet, client.land
 
-    def tell(step: int, phase: str) -> None:
+    def tell(step: int, phase: str, *more: Any) -> None:
         with Path(os.environ["YATT_TEST_PHASES"]).open("a") as file:
-            file.write(f"{step} {phase} {os.getpid()}\n")
+            file.write(" ".join(map(str, (step, phase, os.getpid(), *more))) + "\n")
 
     def meet_and_tell(self: Any, *arguments: Any) -> Any:
         tell(self.step, self.phase)
         return meet(self, *arguments)
 
-    def land_and_tell(self: Any, *arguments: Any) -> Any:
-        landed = land(self, *arguments)
-        tell(self.step, "finished")
+    def land_and_tell(self: Any, news: Any, groups: Any = ()) -> Any:
+        step = self.step
+
+        def tell_landed(reply: Any) -> None:
+            for saved in groups if reply.exception() is None else ():
+                ref = saved.group.ref
+                tell(step, "landed", saved.slot.position, f"{ref.name}/{ref.version}".replace(" ", "_"))
+
+        landed = land(self, news, groups)
+        landed.future().add_done_callback(tell_landed)
+        tell(step, "finished")
         return landed
 
     client._meet, client.land = meet_and_tell, land_and_tell
