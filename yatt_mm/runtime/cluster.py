@@ -31,8 +31,8 @@ from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUTS_S = (30.0, 60.0, 60.0, 120.0, 120.0)
-"""The seconds that Ray has for each attempt to start. (Its raylet gives up by itself if what it starts is not there
-after half a minute.)"""
+"""The seconds that Ray has for each attempt to start. (Its raylet gives up by itself if an agent that it starts is
+not there after 15 s.)"""
 END_TIMEOUT_S = 5.0
 POLL_S = 0.5
 RAY_TOKEN = "ray_token"
