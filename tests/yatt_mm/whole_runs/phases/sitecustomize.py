@@ -1,6 +1,7 @@
 """Python imports this file in every process of a run whose PYTHONPATH has this folder. Controllers then write down when
-they come to a phase, and when they have finished a group, so that a test can kill a process at that moment; and ranks
-do not finish the checkpoint of one folder, so that a test can kill them before they have."""
+they come to a phase, when they have finished a group, and which finished groups the rendezvous has, so that a test can
+kill a process at that moment, and see what is done again; and ranks do not finish the checkpoint of one folder, so that
+a test can kill them before they have."""
 
 from __future__ import annotations
 
