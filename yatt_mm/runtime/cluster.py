@@ -26,6 +26,7 @@ from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
 from dataplane.core.child_process import wait_for_killed
 from yatt_mm.common.errors import ConfigError, WorkerError
 from yatt_mm.common.tokens import write_token
+from yatt_mm.runtime import ray_agent
 from yatt_mm.runtime.signals import set_signals_again
 from yatt_mm.runtime.supervised import LIFELINE
 
@@ -90,7 +91,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
 def _start(folder: Path, **options: Any) -> None:
     """Start a local cluster for this run, with its files in `folder`. It has no other address than 127.0.0.1 (Ray does
     the same by itself where it supports clusters of one machine only), and every call to it must show a token that only
-    this user can read.
+    this user can read. What could answer without it, the counters of Ray's agent, is not started.
 
     On a busy machine it happens that a server of Ray does not come up. So Ray is started again if a server ends or is
     not heard of; the later attempts have longer.
@@ -101,7 +102,8 @@ def _start(folder: Path, **options: Any) -> None:
     for attempt, timeout_s in enumerate(START_TIMEOUTS_S, 1):
         try:
             unneeded = [(Node, f"start_{name}", _nothing) for name in _UNNEEDED]
-            with _patched((ray_constants, "ENABLE_RAY_CLUSTER", False), *unneeded), _watched_start(timeout_s):
+            local = (ray_constants, "ENABLE_RAY_CLUSTER", False)
+            with _patched(local, *unneeded, *_silent_agent()), _watched_start(timeout_s):
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
                 )
@@ -114,6 +116,17 @@ def _start(folder: Path, **options: Any) -> None:
                     f"{found}; try again when it is lower, or name a running cluster in ray.address"
                 ) from error
             log.warning("%s; it is started again", found)
+
+
+def _silent_agent() -> list[tuple[ModuleType, str, Any]]:
+    """Return the changes of Ray with which it starts the agent of its node as `ray_agent` does."""
+    command_of = services._build_python_executable_command_memory_profileable
+
+    def build(component: str, *arguments: Any, **options: Any) -> list[str]:
+        is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
+        return [*command_of(component, *arguments, **options), *([ray_agent.__file__] if is_agent else [])]
+
+    return [(services, command_of.__name__, build), (utils, "get_dashboard_dependency_error", ImportError)]
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:

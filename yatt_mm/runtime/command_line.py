@@ -51,7 +51,7 @@ def status_of(act: Callable[[], object], *, stopped: str, loses_nothing: bool = 
 
 
 def _status_of(act: Callable[[], object]) -> int:
-    from yatt_mm.runtime.packages import check_packages_are_ours
+    from yatt_mm.preflight.packages import check_packages_are_ours
 
     check_packages_are_ours()
     from dataplane.core.errors import DataPlaneError

@@ -56,7 +56,7 @@ def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
     foreign = tmp_path / "elsewhere" / "models"
     foreign.mkdir(parents=True)
     (foreign / "__init__.py").write_text("")
-    check = "from yatt_mm.runtime.packages import check_packages_are_ours as check\n"
+    check = "from yatt_mm.preflight.packages import check_packages_are_ours as check\n"
     run_python(check + "check()", tmp_path)
     hide = f"import sys; sys.path.insert(0, {str(foreign.parent)!r})\n"
     report = "try:\n    check()\nexcept ImportError as error:\n    print(error)\n"

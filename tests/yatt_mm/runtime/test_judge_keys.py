@@ -57,12 +57,14 @@ def test_ray_and_its_actors_do_not_inherit_the_keys_of_judges_and_listen_on_loop
             environment = Path(f"/proc/{one.pid}/environ").read_text()
             assert KEY not in environment and VARIABLE not in environment, one.cmdline()
         listening = {
-            found.laddr.ip
+            (found.laddr.ip, one)
             for one in (psutil.Process(), *started)
             for found in one.net_connections("tcp")
             if found.status == psutil.CONN_LISTEN
         }
-        assert listening and listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        assert listening and {address for address, _ in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+        (agent,) = (one for one, line in zip(started, lines) if "ashboard" in line and one.name() != "raylet")
+        assert agent not in {one for _, one in listening}, "any user could read its counters"
     assert os.environ[VARIABLE] == KEY
 
 
