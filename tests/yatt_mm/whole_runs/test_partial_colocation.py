@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.yatt_mm import runs
+from yatt_mm.keeper.table import read_rows, table_path
 
 NUM_PROMPTS, GROUP_SIZE = 8, 4
 
@@ -44,6 +45,7 @@ def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
         "algorithm.kl.target=0.02",
         *runs.judge(tiny_dir),
         "reward.judges.tiny.max_groups_per_engine=1",
+        "rollouts.keep=all",
     )
     return runs.run(runs.arguments(folder, tiny_dir, "partial", *overrides))
 
@@ -69,6 +71,18 @@ def test_every_batch_is_full_and_every_trained_group_was_judged(partial: runs.Fi
         assert record["placement/rollout_devices"] + record["placement/genrm_devices"] <= 2.0 + 1e-6
         if record["rollout/staleness_max"] == 0:
             assert record["rollout/logprob_diff_max"] < 1e-2
+
+
+def test_what_the_judge_wrote_is_kept_with_its_scores(partial: runs.Finished, folder: Path) -> None:
+    assert partial.status == 0, partial.output
+    for record in runs.metrics(folder, "partial")[1:]:
+        rows = [
+            row for row in read_rows(table_path(folder / "runs" / "partial", record["step"])) if row["split"] == "train"
+        ]
+        assert len(rows) == NUM_PROMPTS * GROUP_SIZE
+        judged = [scored for row in rows for scored in row["scores"] if scored["source"] == "reward.judges.tiny"]
+        assert [row["reward"] for row in rows] == [scored["score"] for scored in judged]
+        assert record["genrm/tiny_mean"] > 0 and any(scored["words"] for scored in judged)
 
 
 def test_no_device_ever_has_two_awake_roles(partial: runs.Finished, folder: Path) -> None:
