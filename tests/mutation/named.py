@@ -87,7 +87,7 @@ NAMED = (
         test=f"{MEDIA}test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_behind",
         path="yatt_mm/rollout/engine_media.py",
         before="        patches=view,",
-        after="        patches=view[::-1],",
+        after="        patches=view[::-1].copy(),",
     ),
     Named(
         claim="the reference's weights give way to the policy's",

@@ -24,6 +24,14 @@ FLOOR = 0.75
 """The held-out accuracy that the run must reach. It begins near 0.48."""
 NOISE = 0.05
 """The held-out accuracy by which a run that learns nothing may be better afterwards."""
+LATE = (
+    "rollout.deterministic=false",
+    "rollout.max_groups_per_engine=12",
+    "sampling.over_dispatch=1.5",
+    "sampling.tail=continue",
+    "rollouts.keep=all",
+)
+"""Overrides of a run whose rounds end without their slowest responses; the next step begins with them."""
 REQUIRED_KEYS = {
     "step",
     "reward/mean",
@@ -69,11 +77,12 @@ def test_the_best_model_is_kept_with_its_step(whole: runs.Finished, digits: Digi
 @pytest.fixture(scope="module")
 def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]:
     """Two runs beside each other, each with one controller, one engine and one rank on one device: with shuffled
-    answers, and from the exported folder with the opposite reward."""
+    answers, in rounds that end without their slowest responses, and from the exported folder with the opposite
+    reward."""
     assert whole.status == 0, whole.output
     exported = f"model.path={digits.run('whole') / 'hf'}"
     controls = {
-        "shuffled": ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 3}"),
+        "shuffled": ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 3}", *LATE),
         "opposite": (exported, "train.steps=3", "reward.function=tests.yatt_mm.any_reward:wrong_answer"),
     }
     with ThreadPoolExecutor() as pool:
@@ -96,6 +105,21 @@ def test_with_shuffled_answers_it_learns_nothing(small_runs: dict[str, runs.Fini
     assert after < before + NOISE
     grads = [record["train/grad_norm"] for record in runs.metrics(digits.folder, "shuffled")[1:]]
     assert min(grads) > 0, "it was trained"
+
+
+def test_a_round_ends_without_its_slowest_responses_and_the_next_step_begins_with_them(
+    small_runs: dict[str, runs.Finished], digits: Digits
+) -> None:
+    _, *records = runs.metrics(digits.folder, "shuffled")
+    for record in records:
+        assert record["sampling/num_groups"] == NUM_PROMPTS
+        assert record["sampling/num_carried"] > 0
+        assert record["sampling/num_prompts_used"] - record["sampling/num_carried"] >= NUM_PROMPTS
+    first, second, *_ = records
+    rows = read_rows(table_path(digits.run("shuffled"), second["step"]))
+    positions = {row["position"] for row in rows if row["split"] == "train"}
+    begun_before = {position for position in positions if position < first["sampling/num_prompts_used"]}
+    assert 0 < len(begun_before) <= first["sampling/num_carried"]
 
 
 def test_with_the_opposite_reward_it_forgets_and_begins_with_the_accuracy_of_the_exported_folder(

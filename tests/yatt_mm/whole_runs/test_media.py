@@ -1,102 +1,76 @@
-"""Tests a run of three controllers on a mixture of sets in the layouts of other projects, of samples with two images or
-a video: the pixels pass through it, and no controller grows. The vision tower is frozen."""
+"""Tests a run of three controllers in bfloat16 on a mixture of sets in the layouts of other projects, of samples with
+two images or a video. A rule, a classifier and a judge's server score the responses, in turns with the policy. The
+pixels pass through the run, and no controller grows. The vision tower is frozen."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
+from aiohttp import web
 from PIL import Image
 from safetensors.torch import load_file
 
-from examples.digits.model import MAX_IMAGE_SIDE, build_model_folder
-from examples.motion.prepare import TOKENIZER_TEXT
-from tests.dataplane.clips import encode_video
 from tests.yatt_mm import runs
+from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict
+from tests.yatt_mm.rollout.classifiers import build_classifier
+from tests.yatt_mm.whole_runs import mixture
+from tests.yatt_mm.whole_runs.mixture import (
+    LARGE,
+    NUM_EVAL,
+    NUM_FRAMES,
+    NUM_MEDIA,
+    NUM_PROMPTS,
+    NUM_STEPS,
+    QUESTION,
+    SETS,
+    SIDE,
+)
 from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
-SETS = {"verl": 48, "llava": 32, "swift": 16}
-"""The samples of each training set, in the proportion of its weight; a run of three steps uses each sample once. The
-first set has one sample more, which is too large for `data.filter`."""
-NUM_EVAL, NUM_STEPS, NUM_PROMPTS = 6, 3, 32
-NUM_MEDIA = {"verl": 2, "llava": 1, "swift": 2, "eval": 1}
-SIDE, NUM_FRAMES = 336, 4
-NUM_CONTROLLERS = 3
-LARGE = 20
-"""The sample that is too large."""
+NUM_CONTROLLERS, NUM_JUDGES = 3, 2
 CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
+WEIGHTS = {"function": 0.25, "judges.head": 0.1, "judges.away": 0.5}
 MIB = 2**20
-QUESTION = "What is it?"
-
-
-def write_verl(path: Path, numbers: range, draw: np.random.Generator, *, large: int) -> None:
-    """Write samples with two images, as verl writes them. The images of one of them, `large`, have more pixels."""
-    rows = [
-        {
-            "data_source": "noise",
-            "prompt": [{"role": "user", "content": f"<image>{QUESTION}<image>"}],
-            "images": [{"bytes": _jpeg(draw, SIDE + 8 * (number == large)), "path": None} for _ in range(2)],
-            "reward_model": {"style": "rule", "ground_truth": str(number % 10)},
-        }
-        for number in numbers
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=8)
-
-
-def write_llava(path: Path, numbers: range, draw: np.random.Generator) -> None:
-    """Write samples with one video, as LLaVA writes them."""
-    samples = []
-    for number in numbers:
-        frames = draw.integers(0, 256, (NUM_FRAMES, SIDE, SIDE, 3), np.uint8)
-        name = f"{path.stem}-{number}.mp4"
-        (path.parent / name).write_bytes(encode_video(path.with_suffix(".mp4"), "mp4v", frames, fps=4.0))
-        turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": str(number % 10)}]
-        samples.append({"id": str(number), "video": name, "conversations": turns})
-    path.write_text(json.dumps(samples))
-
-
-def write_swift(path: Path, numbers: range, draw: np.random.Generator) -> None:
-    """Write samples with two images, as ms-swift writes them."""
-    with path.open("w") as lines:
-        for number in numbers:
-            names = [f"{path.stem}-{number}-{place}.jpg" for place in range(2)]
-            for name in names:
-                (path.parent / name).write_bytes(_jpeg(draw))
-            turns = [{"role": "system", "content": "Look."}, {"role": "user", "content": f"<image><image>{QUESTION}"}]
-            lines.write(json.dumps({"messages": turns, "images": names, "solution": str(number % 10)}) + "\n")
-
-
-def _jpeg(draw: np.random.Generator, side: int = SIDE) -> bytes:
-    image = io.BytesIO()
-    Image.fromarray(draw.integers(0, 256, (side, side, 3), np.uint8)).save(image, "JPEG")
-    return image.getvalue()
+KEY = "sk-" + "only-for-this-test"
+"""The key of the judge's server."""
+shown_in_titles: list[bytes] = []
+"""The command lines of processes with the key."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("media")
-    build_model_folder(path / "model", seed=0, text=TOKENIZER_TEXT)
-    for file in (path / "model").glob("*processor_config.json"):  # its scans are smaller than these media
-        file.write_text(file.read_text().replace(str(MAX_IMAGE_SIDE**2), str(SIDE**2)))
-    draw = np.random.default_rng(0)
-    write_verl(path / "verl.parquet", range(SETS["verl"] + 1), draw, large=LARGE)
-    write_llava(path / "llava.json", range(SETS["llava"]), draw)
-    write_swift(path / "swift.jsonl", range(SETS["swift"]), draw)
-    write_llava(path / "eval.json", range(NUM_EVAL), draw)
+    mixture.make(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> runs.Finished:
+def gone() -> Iterator[ChatServer]:
+    """A server that gives one verdict, which the start asks for, and is busy from then on. It repeats the key."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(server.asked) == 1:
+            return verdict()
+        shown_in_titles.extend(title for title in titles() if KEY.encode() in title)
+        return web.Response(status=503, text=f"busy: {request.headers['Authorization']}")
+
+    with serving(reply) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, gone: ChatServer) -> runs.Finished:
     endings = {"verl": "parquet", "llava": "json", "swift": "jsonl"}
     sets = [{"name": name, "path": f"{folder}/{name}.{endings[name]}", "weight": num} for name, num in SETS.items()]
     overrides = (
@@ -123,14 +97,34 @@ def run(folder: Path) -> runs.Finished:
         "checkpoint.every=0",
         "placement.num_devices=1",
         "rollout.num_engines=1",
+        "model.dtype=bfloat16",
+        "ray.env.VLLM_LOGGING_LEVEL=INFO",
+        f"reward.weight={WEIGHTS['function']}",
+        f"reward.judges.head.model={build_classifier(folder / 'model', folder / 'classifier')}",
+        "reward.judges.head.verdict=classifier",
+        f"reward.judges.head.weight={WEIGHTS['judges.head']}",
+        "reward.judges.head.kv_cache_memory=64MiB",
+        "reward.judges.head.max_model_len=512",
+        "reward.max_failed_frac=1",
+        f"reward.judges.away.url={gone.url}",
+        "reward.judges.away.model=judge",
+        "reward.judges.away.api_key_env=YATT_TEST_JUDGE_KEY",
+        "reward.judges.away.max_outage_s=4",
+        f"reward.judges.away.weight={WEIGHTS['judges.away']}",
+        "reward.judges.away.max_attempts=1",
+        "reward.judges.away.score_on_failure=0.5",
     )
-    return runs.run(runs.arguments(folder, folder / "model", "media", *overrides))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YATT_TEST_JUDGE_KEY", KEY)
+        done = runs.run(runs.arguments(folder, folder / "model", "media", *overrides))
+    assert f"judge away gave no verdict in {NUM_STEPS} steps, so each response scored" in done.output, done.output
+    assert done.status == 1, "a judge that is never there makes a run fail at its end"
+    return done
 
 
 def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_behind(
     run: runs.Finished, folder: Path
 ) -> None:
-    assert run.status == 0, run.output
     assert run.left_behind == []
     records = runs.metrics(folder, "media")
     used = dict.fromkeys(SETS, 0)
@@ -141,14 +135,13 @@ def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_be
             assert abs(used[name] - num_samples * step / NUM_STEPS) < 1, "by weight, after every step"
             assert 0 <= record[f"sets/{name}/reward_mean"] <= 1
         assert record["train/grad_norm"] > 0
-        assert record["rollout/logprob_diff_mean"] < 1e-5
+        assert record["rollout/logprob_diff_mean"] < 0.01, "as far as bfloat16 rounds"
     num_media = sum(NUM_MEDIA[name] * num for name, num in {**SETS, "eval": NUM_EVAL}.items()) + NUM_MEDIA["verl"]
     assert records[-1]["dataplane/num_media"] == records[-1]["dataplane/num_processed"] == num_media
     assert records[-1]["dataplane/num_recomputed"] == 0
 
 
 def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     (notice,) = map(json.loads, (folder / "runs" / "media" / "quarantine.jsonl").read_text().splitlines())
     assert (notice["set"], notice["index"], notice["is_filtered"]) == ("verl", LARGE, True)
     assert notice["reason"] == "it has images of 344x344 = 118336 pixels; data.filter.max_pixels is 112896"
@@ -164,7 +157,6 @@ def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Fi
 
 
 def test_the_policy_leaves_its_reference_until_it_takes_its_place(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     first, second, third = (record["train/kl"] for record in runs.metrics(folder, "media")[1:])
     assert 0 < first < second, "they are the same model in the first of the two updates of a step"
     assert third < second / 2, "the policy after step 2 is the reference of step 3"
@@ -173,10 +165,9 @@ def test_the_policy_leaves_its_reference_until_it_takes_its_place(run: runs.Fini
 
 
 def test_the_frozen_tower_stays_as_it_is_and_the_rest_is_trained(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     before, after = (_weights(path) for path in (folder / "model", folder / "runs" / "media" / "hf"))
     assert before.keys() == after.keys()
-    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    changed = {name for name, weight in before.items() if not torch.equal(weight.bfloat16(), after[name].bfloat16())}
     assert {name for name in changed if "visual" in name} == {name for name in before if "visual.merger" in name}
     assert {name for name in before if "visual" not in name} <= changed
 
@@ -186,7 +177,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     for step in range(NUM_STEPS + 1):
         for row in read_rows(table_path(folder / "runs" / "media", step)):
             kinds = [medium["kind"] for medium in row["media"]]
@@ -200,7 +190,6 @@ def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, fold
 
 
 def test_several_samples_of_a_held_out_set_are_measured_as_they_were_kept(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     for record in [runs.metrics(folder, "media")[0], runs.metrics(folder, "media")[-1]]:
         rows = [
             row for row in read_rows(table_path(folder / "runs" / "media", record["step"])) if row["split"] == "eval"
@@ -222,7 +211,6 @@ def test_several_samples_of_a_held_out_set_are_measured_as_they_were_kept(run: r
 
 
 def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: Path) -> None:
-    assert run.status == 0, run.output
     first, second, *_, last = runs.metrics(folder, "media")
     passed, grown = (
         [last[name] - before[name] for before in (first, second)]
@@ -231,3 +219,62 @@ def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: P
     assert passed[0] > 64 * MIB and passed[1] > 32 * MIB
     assert grown[0] < 16 * MIB, "with all that the first step loads"
     assert grown[1] < passed[1] / NUM_CONTROLLERS / 2, "after it: half of what came for this controller"
+
+
+def titles() -> Iterator[bytes]:
+    """Yield the command line of every process."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes()
+
+
+def test_a_server_that_is_away_is_told_and_its_key_stands_in_no_file_of_the_run(
+    run: runs.Finished, folder: Path, gone: ChatServer
+) -> None:
+    assert set(gone.keys) == {f"Bearer {KEY}"}
+    (told,) = (line for line in run.output.splitlines() if line.startswith("waiting: "))
+    assert f"the server of judge away at {gone.url} gives no reply (status 503: busy: Bearer (the key))" in told
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(b"YATT_TEST_JUDGE_KEY" in path.read_bytes() for path in files), "the config names the variable"
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    assert KEY not in run.output
+    assert shown_in_titles == []
+
+
+def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_policy(
+    run: runs.Finished, folder: Path, gone: ChatServer
+) -> None:
+    assert run.left_behind == []
+    (told,) = (line for line in run.output.splitlines() if "reward.judges.away failed on" in line)
+    assert "which score 0.5 (reward.judges.away.score_on_failure)" in told
+    assert f"(judge at {gone.url})" in told
+    for record in runs.metrics(folder, "media")[1:]:
+        assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
+        assert record["genrm/head_mean"] != 0
+        means = (record["reward/function_mean"], record["genrm/head_mean"], record["genrm/away_mean"])
+        total = sum(mean * weight for mean, weight in zip(means, WEIGHTS.values(), strict=True))
+        assert record["reward/mean"] == pytest.approx(total)
+        assert record["time/genrm_s"] > 0
+        assert record["genrm/bytes_moved"] > 0
+        assert record["dataplane/num_processed"] == record["dataplane/num_media"]
+
+
+def test_the_engines_and_the_trainer_compute_in_bfloat16(run: runs.Finished, folder: Path) -> None:
+    assert run.left_behind == []
+    for record in runs.metrics(folder, "media")[1:]:
+        assert record["rollout/logprob_diff_mean"] > 1e-4
+    for engine in ("engine-0", "judge-head-0"):
+        assert "dtype=torch.bfloat16" in (folder / "runs" / "media" / "logs" / f"{engine}.log").read_text(), "by vLLM"
+    exported = load_file(folder / "runs" / "media" / "hf" / "model.safetensors")
+    assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in exported.values())
+
+
+def test_the_scores_of_every_judge_are_kept(run: runs.Finished, folder: Path) -> None:
+    for step in range(1, NUM_STEPS + 1):
+        rows = [row for row in read_rows(table_path(folder / "runs" / "media", step)) if row["split"] == "train"]
+        assert len({row["position"] for row in rows}) == NUM_PROMPTS
+        for row in rows:
+            assert [scored["source"] for scored in row["scores"]] == [f"reward.{name}" for name in WEIGHTS]
+            total = sum(scored["score"] * weight for scored, weight in zip(row["scores"], WEIGHTS.values()))
+            assert row["reward"] == pytest.approx(total)
+            assert [scored["words"] for scored in row["scores"]] == [None, "", ""], "none of them speaks"
