@@ -29,8 +29,8 @@ ACCURACY_RANGE = (0.3, 0.6)
 NUM_SAMPLES = 300
 """The number of samples for the warm-up, the first of the train split. Reinforcement learning uses all of it."""
 NUM_FEW = 64
-"""The number of held-out samples that are asked first after a step. All are asked if it reads half as many of these as
-the target wants."""
+"""The number of held-out samples that are asked first after a step. All are asked when the model reads at least half of
+`TARGET_ACCURACY` of these."""
 BATCH_SIZE = 32
 NUM_FORM_STEPS = 30
 MAX_STEPS = 300
@@ -71,7 +71,8 @@ class _Batch:
 def warm_up(
     directory: Path, split: Split, *, seed: int = 0, on_step: Callable[[int, float], None] = lambda step, accuracy: None
 ) -> Warmup:
-    """Train the model folder in place. `on_step` gets the number of steps done and the latest held-out accuracy.
+    """Train the model folder in place. `on_step` gets the number of steps done and the latest held-out accuracy,
+    of all samples or of `NUM_FEW`.
 
     This runs on one thread, so the result depends only on the seed.
 
@@ -110,7 +111,7 @@ def _train(
     end_id = processor.tokenizer.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)
-    few, accuracy = held_out.select(torch.arange(NUM_FEW)), 0.0
+    few, accuracy = held_out.select(torch.arange(min(NUM_FEW, len(held_out.answer_ids)))), 0.0
     for step in range(MAX_STEPS):
         is_form = step < NUM_FORM_STEPS
         batch = train.select(torch.randint(len(train.answer_ids), (BATCH_SIZE,), generator=generator))

@@ -103,7 +103,7 @@ def _start(folder: Path, **options: Any) -> None:
         try:
             unneeded = [(Node, f"start_{name}", _nothing) for name in _UNNEEDED]
             local = (ray_constants, "ENABLE_RAY_CLUSTER", False)
-            with _patched(local, *unneeded, *_silent_agent()), _watched_start(timeout_s):
+            with _patched(local, *unneeded, _silent_agent()), _watched_start(timeout_s):
                 ray.init(
                     include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **options
                 )
@@ -118,15 +118,15 @@ def _start(folder: Path, **options: Any) -> None:
             log.warning("%s; it is started again", found)
 
 
-def _silent_agent() -> list[tuple[ModuleType, str, Any]]:
-    """Return the changes of Ray with which it starts the agent of its node as `ray_agent` does."""
+def _silent_agent() -> tuple[ModuleType, str, Any]:
+    """Return the change of Ray with which `ray_agent` runs the agent of its node."""
     command_of = services._build_python_executable_command_memory_profileable
 
     def build(component: str, *arguments: Any, **options: Any) -> list[str]:
         is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT
         return [*command_of(component, *arguments, **options), *([ray_agent.__file__] if is_agent else [])]
 
-    return [(services, command_of.__name__, build), (utils, "get_dashboard_dependency_error", ImportError)]
+    return services, command_of.__name__, build
 
 
 def _nothing(*arguments: Any, **options: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.yatt_mm.generation.fakes import Records, config_of, group, prompt
+from tests.yatt_mm.generation.fakes import DEADLINE_S, JUDGE, Records, config_of, group, prompt, world
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import DataError, StopRequested
@@ -19,7 +21,9 @@ from yatt_mm.generation.batch_filler import BatchFiller, FilledBatch
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.protocol.control import Slot
+from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.rollout import PromptTask
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,39 @@ def test_what_a_stream_of_responses_drops_before_the_judges_turn_is_released(mon
     monkeypatch.setattr(BatchFiller, "_judge_all", lambda *_: None)
     assert filler._in_turn("step 1") == ["a group"]
     assert records.released == ["group/3"]
+
+
+def test_judges_in_turn_see_the_groups_that_are_answered_and_none_that_is_carried_over() -> None:
+    late = ("sampling.over_dispatch=2", "sampling.tail=continue", "sampling.max_prompts_factor=4")
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+
+        def result(coroutine: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop).result(DEADLINE_S)
+
+        @contextmanager
+        def enter(phase: Phase, **_: Any) -> Iterator[Any]:
+            yield result(here.coordinator.enter(phase, 1, True)) if phase is Phase.JUDGE else here.context
+
+        def run(entered: Any, _name: str, do: Any) -> Any:
+            return result(do(replace(here.context, number=entered.number, awake=entered.awake)))
+
+        async with world(*JUDGE, *late, "train.prompts_per_step=4", "train.num_minibatches=2") as here:
+            for engine in here.engines:
+                engine.held = {0, 1}
+            filler: Any = object.__new__(BatchFiller)
+            filler._config, filler._client, filler._meter = here.config, here.records, StepMeter()
+            filler._enter_phase, filler.run, filler._carried, filler._of_step = enter, run, {}, {}
+            filler._rendezvous = SimpleNamespace(open_stream=lambda: result(here.open_stream()))
+            filler._load = lambda slots: ([prompt(slot) for slot in slots], [])
+            works = await asyncio.to_thread(filler._in_turn, "step 1")
+            judged = sorted(itertools.chain.from_iterable(here.judges[0].calls))
+        assert judged == sorted(one.prompt.slot.position for one in works) and len(judged) >= 4
+        assert {0, 1} <= set(filler._carried) and not set(judged) & set(filler._carried)
+        assert all(len(one.scores) == 2 for one in works), "those of the rule and of the judge"
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 def work(position: int) -> GroupWork:

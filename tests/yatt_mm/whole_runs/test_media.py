@@ -38,7 +38,7 @@ from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
-NUM_CONTROLLERS, NUM_JUDGES = 3, 2
+NUM_CONTROLLERS, GROUP_SIZE, NUM_JUDGES = 3, 2, 2
 CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
 WEIGHTS = {"function": 0.25, "judges.head": 0.1, "judges.away": 0.5}
 MIB = 2**20
@@ -84,7 +84,7 @@ def run(folder: Path, gone: ChatServer) -> runs.Finished:
         f"controllers.num={NUM_CONTROLLERS}",
         f"train.steps={NUM_STEPS}",
         f"train.prompts_per_step={NUM_PROMPTS}",
-        "rollout.group_size=2",
+        f"rollout.group_size={GROUP_SIZE}",
         "sampling.replace_groups=false",
         "rollout.max_images_per_prompt=2",
         "rollout.max_videos_per_prompt=1",
@@ -97,6 +97,7 @@ def run(folder: Path, gone: ChatServer) -> runs.Finished:
         "checkpoint.every=0",
         "placement.num_devices=1",
         "rollout.num_engines=1",
+        "rollout.deterministic=false",
         "model.dtype=bfloat16",
         "ray.env.VLLM_LOGGING_LEVEL=INFO",
         f"reward.weight={WEIGHTS['function']}",
@@ -130,10 +131,12 @@ def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_be
     used = dict.fromkeys(SETS, 0)
     for step, record in enumerate(records[1:], 1):
         assert record["sampling/num_groups"] == NUM_PROMPTS
+        rows = [row for row in read_rows(table_path(folder / "runs" / "media", step)) if row["split"] == "train"]
         for name, num_samples in SETS.items():
             used[name] += record[f"sets/{name}/num_prompts"]
             assert abs(used[name] - num_samples * step / NUM_STEPS) < 1, "by weight, after every step"
-            assert 0 <= record[f"sets/{name}/reward_mean"] <= 1
+            rewards = [row["reward"] for row in rows if row["set"] == name]
+            assert record[f"sets/{name}/reward_mean"] == pytest.approx(np.mean(rewards))
         assert record["train/grad_norm"] > 0
         assert record["rollout/logprob_diff_mean"] < 0.01, "as far as bfloat16 rounds"
     num_media = sum(NUM_MEDIA[name] * num for name, num in {**SETS, "eval": NUM_EVAL}.items()) + NUM_MEDIA["verl"]
@@ -241,7 +244,7 @@ def test_a_server_that_is_away_is_told_and_its_key_stands_in_no_file_of_the_run(
     assert shown_in_titles == []
 
 
-def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_policy(
+def test_scores_add_up_by_weight_and_judges_see_what_was_processed_for_the_policy(
     run: runs.Finished, folder: Path, gone: ChatServer
 ) -> None:
     assert run.left_behind == []
@@ -249,6 +252,7 @@ def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_p
     assert "which score 0.5 (reward.judges.away.score_on_failure)" in told
     assert f"(judge at {gone.url})" in told
     for record in runs.metrics(folder, "media")[1:]:
+        assert record["genrm/num_judged"] == NUM_PROMPTS * GROUP_SIZE * NUM_JUDGES
         assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
         assert record["genrm/head_mean"] != 0
         means = (record["reward/function_mean"], record["genrm/head_mean"], record["genrm/away_mean"])
