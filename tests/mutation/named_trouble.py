@@ -251,6 +251,13 @@ NAMED_TROUBLE = (
         after='(ray_constants, "ENABLE_RAY_CLUSTER", True)',
     ),
     Named(
+        claim="the agent of a run's Ray listens nowhere",
+        test=f"{KEYS}test_ray_and_its_actors_do_not_inherit_the_keys_of_judges_and_listen_on_loopback_alone",
+        path="yatt_mm/runtime/cluster.py",
+        before="is_agent = component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT",
+        after="is_agent = False",
+    ),
+    Named(
         claim="another user can enter no folder of a run",
         test="tests/yatt_mm/whole_runs/test_doors.py::test_another_user_of_the_machine_can_read_call_and_fill_nothing",
         path="yatt_mm/common/owned_dirs.py",
