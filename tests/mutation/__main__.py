@@ -99,7 +99,7 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BES
     command += ["-m", marked]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
-        environment["TMPDIR"] = temporary
+        command.append(f"--basetemp={temporary}/tests")  # one folder more in TMPDIR, and Ray's sockets find no room
         log = Path(temporary) / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
