@@ -34,7 +34,7 @@ from tests.yatt_mm.whole_runs.mixture import (
     SETS,
     SIDE,
 )
-from yatt_mm.keeper.table import read_rows, table_path
+from yatt_mm.keeper.table import Row, read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
@@ -123,6 +123,11 @@ def run(folder: Path, gone: ChatServer) -> runs.Finished:
     return done
 
 
+def _kept(folder: Path, step: int, split: str) -> list[Row]:
+    """Return what was kept of a split at a step."""
+    return [row for row in read_rows(table_path(folder / "runs" / "media", step)) if row["split"] == split]
+
+
 def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_behind(
     run: runs.Finished, folder: Path
 ) -> None:
@@ -131,7 +136,7 @@ def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_be
     used = dict.fromkeys(SETS, 0)
     for step, record in enumerate(records[1:], 1):
         assert record["sampling/num_groups"] == NUM_PROMPTS
-        rows = [row for row in read_rows(table_path(folder / "runs" / "media", step)) if row["split"] == "train"]
+        rows = _kept(folder, step, "train")
         for name, num_samples in SETS.items():
             used[name] += record[f"sets/{name}/num_prompts"]
             assert abs(used[name] - num_samples * step / NUM_STEPS) < 1, "by weight, after every step"
@@ -152,9 +157,7 @@ def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Fi
     assert sum(record.get("data/num_filtered", 0) for record in records) == 1
     assert not any(record.get("data/num_quarantined", 0) for record in records)
     assert "1 sample was left out, 1 of them by data.filter; " in run.output
-    rows = itertools.chain.from_iterable(
-        read_rows(table_path(folder / "runs" / "media", step)) for step in range(1, NUM_STEPS + 1)
-    )
+    rows = itertools.chain.from_iterable(_kept(folder, step, "train") for step in range(1, NUM_STEPS + 1))
     trained = {row["index"] for row in rows if row["set"] == "verl"}
     assert trained == set(range(SETS["verl"] + 1)) - {LARGE}
 
@@ -194,9 +197,7 @@ def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, fold
 
 def test_several_samples_of_a_held_out_set_are_measured_as_they_were_kept(run: runs.Finished, folder: Path) -> None:
     for record in [runs.metrics(folder, "media")[0], runs.metrics(folder, "media")[-1]]:
-        rows = [
-            row for row in read_rows(table_path(folder / "runs" / "media", record["step"])) if row["split"] == "eval"
-        ]
+        rows = _kept(folder, record["step"], "eval")
         assert {row["set"] for row in rows} == {"eval", "clips"}
         groups = [[row for row in rows if (row["set"], row["index"]) == ("clips", at)] for at in range(NUM_EVAL - 1)]
         assert [len(group) for group in groups] == [4] * (NUM_EVAL - 1) and record["eval/clips/num_samples"] == 20
@@ -275,7 +276,7 @@ def test_the_engines_and_the_trainer_compute_in_bfloat16(run: runs.Finished, fol
 
 def test_the_scores_of_every_judge_are_kept(run: runs.Finished, folder: Path) -> None:
     for step in range(1, NUM_STEPS + 1):
-        rows = [row for row in read_rows(table_path(folder / "runs" / "media", step)) if row["split"] == "train"]
+        rows = _kept(folder, step, "train")
         assert len({row["position"] for row in rows}) == NUM_PROMPTS
         for row in rows:
             assert [scored["source"] for scored in row["scores"]] == [f"reward.{name}" for name in WEIGHTS]
