@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,9 @@ OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
 
+MAX_SOCKET_LENGTH = 107
+"""The number of bytes that the path of a Unix socket may have."""
+
 _SERVERS = ("gcs_server", "raylet")
 """Ray's processes without which no call of Ray comes to an end."""
 _UNNEEDED = ("api_server", "monitor", "log_monitor")
@@ -58,6 +62,10 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
     """Connect to Ray for a block. Without an address Ray is started here and stopped at the end.
 
     `env` is set in every worker process.
+
+    Raises:
+        ConfigError: the cluster at the address does not answer, or `scratch` is too long for Ray's sockets.
+        WorkerError: Ray could not start.
     """
     before, processes, watching = dict(os.environ), dict[str, Any](), threading.Event()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -72,6 +80,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
             if address is not None:
                 _connect(address, runtime_env={"env_vars": dict(env)}, **common)
             else:
+                _check_room_for_sockets(scratch / "ray")
                 os.environ.update(env)  # a local Ray passes the environment to its workers
                 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(write_token(scratch / RAY_TOKEN)))
                 os.environ.pop("RAY_AUTH_TOKEN", None)  # it would count before the file
@@ -116,6 +125,18 @@ def _start(folder: Path, **options: Any) -> None:
                     f"{found}; try again when it is lower, or name a running cluster in ray.address"
                 ) from error
             log.warning("%s; it is started again", found)
+
+
+def _check_room_for_sockets(folder: Path) -> None:
+    longest = folder / f"session_0000-00-00_00-00-00_000000_{os.getpid()}" / "sockets" / "plasma_store"
+    num_over = len(os.fsencode(longest)) - MAX_SOCKET_LENGTH
+    if num_over > 0:
+        parent = tempfile.gettempdir()
+        raise ConfigError(
+            f"the temporary folder {parent} has {len(os.fsencode(parent))} bytes, {num_over} too many for the paths "
+            "of Ray's sockets in it: set TMPDIR to a shorter path, such as /tmp, or name a running cluster in "
+            "ray.address"
+        )
 
 
 def _silent_agent() -> tuple[ModuleType, str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray._private import services
 
-from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.errors import ConfigError, WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
 from yatt_mm.hosts.devices import Devices, reserved_devices
 from yatt_mm.runtime import cluster
@@ -79,6 +79,20 @@ def test_a_node_of_ray_that_is_slow_to_appear_is_waited_for_until_the_deadline(m
         services.get_node("one")
 
 
+def longest_scratch(parent: Path) -> Path:
+    """Return the path in `parent` with which a socket of Ray's object store has the longest path that Linux allows."""
+    session = f"session_2026-11-24_08-30-00_000000_{os.getpid()}"
+    return parent / ("x" * (107 - len(str(parent / "ray" / session / "sockets" / "plasma_store")) - 1))
+
+
+def test_a_temporary_folder_that_is_too_long_for_the_sockets_of_ray_is_told_before_the_start() -> None:
+    folder = longest_scratch(Path("/tmp"))
+    wanted = f"{tempfile.gettempdir()} has {len(tempfile.gettempdir())} bytes, 1 too many for .* set TMPDIR to a"
+    with pytest.raises(ConfigError, match=wanted):
+        with cluster.ray_session(None, num_cpus=1, scratch=folder.with_name(f"{folder.name}x"), env={}):
+            pass
+
+
 @pytest.mark.alone
 def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -96,8 +110,10 @@ def test_ray_is_started_again_if_a_server_ends_before_it_is_heard_of(
     monkeypatch.setattr(services, "ConsolePopen", FirstRayletDies)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-another-cluster")
     others = set(psutil.Process().children(recursive=True))
-    with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as folder:
-        with cluster.ray_session(None, num_cpus=1, scratch=Path(folder), env={}):
+    with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
+        folder = longest_scratch(Path(temporary))
+        folder.mkdir()
+        with cluster.ray_session(None, num_cpus=1, scratch=folder, env={}):
             assert ray.get(ray.remote(num_cpus=0)(lambda: 7).remote(), timeout=60) == 7
             gcs = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
             assert len(set(gcs) - others) == 1, "that of the first attempt is gone"
