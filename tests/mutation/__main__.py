@@ -4,6 +4,7 @@
     python -m tests.mutation --area storage --num 20 --seed 7 --out storage.jsonl
     python -m tests.mutation --again mutants.jsonl --out after.jsonl # the survivors of an earlier run once more
     python -m tests.mutation --named                                 # the changes of named*.py, each with its test
+    python -m tests.mutation --named test_losses                     # those of tests with this text in their names
 
 Every mutant is tried in a copy of the committed and uncommitted files of this repository. A mutant is *killed* if a
 test of its area fails, or if the tests do not end in time. The others *survive*: a test is missing, or the change makes
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from py_compile import PycInvalidationMode
@@ -45,6 +47,10 @@ LONGEST_S = 600.0
 """The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
 MISSING = ("ERROR: not found: ", "ERROR: file or directory not found: ")
 """How pytest tells that a test does not exist. Its status is the same as that of a module that cannot be imported."""
+REASON_COLUMNS = "400"
+"""The width in which pytest names a test that fails, with the reason."""
+INTERRUPT_S = 60.0
+"""The time in seconds that tests have to remove their files when they did not end in time."""
 BESIDE_EACH_OTHER = "not (alone or elsewhere)"
 """The tests that `make test` runs beside each other, by their marks."""
 
@@ -91,13 +97,13 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
 
 
 def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BESIDE_EACH_OTHER) -> str:
-    """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass.
+    """Return the name of the first test that fails, and why, "time" if the tests do not end, or "" if all pass.
 
     Raises ValueError if there are no such tests.
     """
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
     command += ["-m", marked]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "", "COLUMNS": REASON_COLUMNS}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
         command.append(f"--basetemp={temporary}/tests")  # one folder more in TMPDIR, and Ray's sockets find no room
         log = Path(temporary) / "log"
@@ -108,6 +114,9 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BES
             try:
                 status = process.wait(limit_s)
             except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(INTERRUPT_S)
                 return "time"
             finally:
                 _end(process)
@@ -117,7 +126,7 @@ def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BES
         if status == pytest.ExitCode.NO_TESTS_COLLECTED or any(line.startswith(MISSING) for line in lines):
             raise ValueError(f"pytest ran none of {', '.join(tests)}: {' '.join(lines[-3:])}")
         failures = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
-        return (failures or [f"pytest ended with status {status}"])[0][:300]
+        return (failures or [f"pytest ended with status {status}"])[0]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -166,26 +175,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_named(text: str) -> int:
-    """Try the changes of `named*.py` whose test has this text in its name. Return 1 if a test stays green, or does not
-    end."""
-    status = 0
+    """Try the changes of `named*.py` whose test has this text in its name. Each test first runs without a change.
+
+    Prints a line for each change, and below it why the test failed: a test may be red for another reason than the one
+    that it is named for. Returns 1 if a test stays green, does not end, or fails without the change too.
+    """
+    status, unchanged = 0, dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
         copy = _copy(Path(folder) / "copy")
         for named in (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING):
             if text not in named.test:
                 continue
-            file = copy / named.path
-            source = file.read_text()
-            if source.count(named.before) != 1:
-                raise ValueError(f"{named.path} has {source.count(named.before)} times, not once: {named.before!r}")
-            file.write_text(source.replace(named.before, named.after))
-            failure = _failure(copy, [named.test], LONGEST_S, marked="" if "::" in named.test else "not parity")
-            file.write_text(source)
-            verdict = {"": "STILL GREEN", "time": f"NO END IN {LONGEST_S:g} s"}.get(failure, "red")
+            if named.test not in unchanged:
+                unchanged[named.test] = _of_named(copy, named.test)
+            failure = unchanged[named.test]
+            verdict = "RED WITHOUT IT"
+            if not failure:
+                file = copy / named.path
+                source = file.read_text()
+                if source.count(named.before) != 1:
+                    raise ValueError(f"{named.path} has {source.count(named.before)} times, not once: {named.before!r}")
+                file.write_text(source.replace(named.before, named.after))
+                failure = _of_named(copy, named.test)
+                file.write_text(source)
+                verdict = {"": "STILL GREEN", "time": f"NO END IN {LONGEST_S:g} s"}.get(failure, "red")
             status |= verdict != "red"
             change = f"`{named.before.strip()}` becomes `{named.after.strip()}`"
-            print(f"| {named.claim} | {verdict} | {named.path}: {change} |", flush=True)
+            print(f"| {named.claim} | {verdict} | {named.path}: {change} |\n  {failure}", flush=True)
     return status
+
+
+def _of_named(copy: Path, test: str) -> str:
+    return _failure(copy, [test], LONGEST_S, marked="" if "::" in test else "not parity")
 
 
 def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[str, Any]]:
