@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -175,28 +175,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_named(text: str) -> int:
-    """Try the changes of `named*.py` whose test has this text in its name. Each test first runs without a change.
+    """Try the changes of `named*.py` whose test has this text in its name. The tests first run without a change, those
+    of one file together.
 
     Prints a line for each change, and below it why the test failed: a test may be red for another reason than the one
     that it is named for. Returns 1 if a test stays green, does not end, or fails without the change too.
     """
+    every = [named for named in (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING) if text in named.test]
     status, unchanged = 0, dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
         copy = _copy(Path(folder) / "copy")
-        for named in (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING):
-            if text not in named.test:
-                continue
-            if named.test not in unchanged:
-                unchanged[named.test] = _of_named(copy, named.test)
-            failure = unchanged[named.test]
-            verdict = "RED WITHOUT IT"
+        for named in every:
+            place = named.test.partition("::")[0]
+            if place not in unchanged:
+                unchanged[place] = _of_named(copy, {one.test for one in every if one.test.startswith(place)})
+            verdict, failure = "RED WITHOUT IT", unchanged[place]
             if not failure:
                 file = copy / named.path
                 source = file.read_text()
                 if source.count(named.before) != 1:
                     raise ValueError(f"{named.path} has {source.count(named.before)} times, not once: {named.before!r}")
                 file.write_text(source.replace(named.before, named.after))
-                failure = _of_named(copy, named.test)
+                failure = _of_named(copy, {named.test})
                 file.write_text(source)
                 verdict = {"": "STILL GREEN", "time": f"NO END IN {LONGEST_S:g} s"}.get(failure, "red")
             status |= verdict != "red"
@@ -205,8 +205,9 @@ def try_named(text: str) -> int:
     return status
 
 
-def _of_named(copy: Path, test: str) -> str:
-    return _failure(copy, [test], LONGEST_S, marked="" if "::" in test else "not parity")
+def _of_named(copy: Path, tests: Set[str]) -> str:
+    """Return `_failure` of tests in one file. A whole file counts without what only `make parity` runs."""
+    return _failure(copy, sorted(tests), LONGEST_S, marked="" if all("::" in test for test in tests) else "not parity")
 
 
 def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[str, Any]]:
