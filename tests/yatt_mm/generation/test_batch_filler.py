@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,12 @@ from yatt_mm.protocol.rollout import PromptTask
 from yatt_mm.protocol.step_meter import StepMeter
 
 
+def filler_with(**parts: Any) -> Any:
+    """Return a filler that has these parts alone."""
+    names = inspect.signature(BatchFiller).parameters
+    return BatchFiller(**{**dict.fromkeys(names, SimpleNamespace(restart_count=0)), "controller": 0, **parts})
+
+
 @pytest.mark.parametrize(
     ("deterministic", "judges_in_turn", "way"),
     [(True, False, "_in_rounds"), (False, True, "_in_rounds"), (False, False, "_in_a_stream")],
@@ -36,10 +43,9 @@ def test_a_step_without_a_group_is_an_error_that_says_why(
     outcome = RoundOutcome(is_full=True, num_prompts_used=16)
     empty = FilledBatch(kept=[], judged=[], outcome=outcome, num_rounds=1, dropped=[])
     monkeypatch.setattr(BatchFiller, way, lambda *_: empty)
-    filler: Any = object.__new__(BatchFiller)
-    rollout = SimpleNamespace(deterministic=deterministic)
-    filler._config = SimpleNamespace(rollout=rollout, judges_in_turn=judges_in_turn)
-    filler._rendezvous = SimpleNamespace(step=3, why_left_out=lambda: ". 16 samples were left out")
+    config = SimpleNamespace(rollout=SimpleNamespace(deterministic=deterministic), judges_in_turn=judges_in_turn)
+    rendezvous = SimpleNamespace(step=3, why_left_out=lambda: ". 16 samples were left out")
+    filler = filler_with(config=config, rendezvous=rendezvous)
     wanted = "step 3 drew 16 prompts, and none of them can be used. 16 samples were left out"
     with pytest.raises(DataError, match=wanted):
         filler.fill()
@@ -48,8 +54,7 @@ def test_a_step_without_a_group_is_an_error_that_says_why(
 def test_what_a_stream_of_responses_drops_before_the_judges_turn_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records()
     useless: Any = SimpleNamespace(name="group/3")
-    filler: Any = object.__new__(BatchFiller)
-    filler._client = records
+    filler = filler_with(client=records)
     stream = SimpleNamespace(dropped=[useless])
     monkeypatch.setattr(BatchFiller, "_stream", lambda *_: (stream, ["a group"], None))
     monkeypatch.setattr(BatchFiller, "_judge_all", lambda *_: None)
@@ -76,11 +81,10 @@ def test_judges_in_turn_see_the_groups_that_are_answered_and_none_that_is_carrie
         async with world(*JUDGE, *late, "train.prompts_per_step=4", "train.num_minibatches=2") as here:
             for engine in here.engines:
                 engine.held = {0, 1}
-            filler: Any = object.__new__(BatchFiller)
-            filler._config, filler._client, filler._meter = here.config, here.records, StepMeter()
-            filler._enter_phase, filler.run, filler._carried, filler._of_step = enter, run, {}, {}
-            filler._rendezvous = SimpleNamespace(open_stream=lambda: result(here.open_stream()))
-            filler._load = lambda slots: ([prompt(slot) for slot in slots], [])
+            rendezvous = SimpleNamespace(open_stream=lambda: result(here.open_stream()))
+            parts = {"config": here.config, "client": here.records, "meter": StepMeter(), "rendezvous": rendezvous}
+            filler = filler_with(**parts, enter_phase=enter)
+            filler.run, filler._load = run, lambda slots: ([prompt(slot) for slot in slots], [])
             works = await asyncio.to_thread(filler._in_turn, "step 1")
             judged = sorted(itertools.chain.from_iterable(here.judges[0].calls))
         assert judged == sorted(one.prompt.slot.position for one in works) and len(judged) >= 4
@@ -129,10 +133,8 @@ def test_a_stop_in_a_stream_leaves_its_groups_and_those_of_the_rounds_before(mon
         yield PhaseEntry(number=1, awake={}, moved=())
 
     monkeypatch.setattr(batch_filler, "Streaming", Stream)
-    rendezvous, nothing = Stops(), SimpleNamespace(restart_count=0)
-    parts: Any = {"team": nothing, "rendezvous": rendezvous, "coordinator": nothing, "client": nothing}
-    rest: Any = {"prompts": nothing, "meter": nothing, "enter_phase": enter, "tell": nothing}
-    filler = BatchFiller(controller=0, config=config_of(), **parts, **rest)
+    rendezvous = Stops()
+    filler = filler_with(config=config_of(), rendezvous=rendezvous, enter_phase=enter)
     filler.go_on_with([work(4), work(2)])
     filler._of_step = {3: work(3)}
     with pytest.raises(StopRequested):
