@@ -128,8 +128,8 @@ NAMED = (
         claim="a checkpoint that was not committed does not count",
         test=f"{FAULTS}test_a_rank_that_dies_too_often_is_named_and_the_checkpoint_does_not_count",
         path="yatt_mm/common/checkpoints.py",
-        before="        folder = self._partial(step)\n",
-        after="        folder = self.folder(step)\n",
+        before='re.fullmatch(r"step_(\\d+)", path.name)',
+        after='re.search(r"step_(\\d+)", path.name)',
     ),
     Named(
         claim="a run that one controller resumes has the numbers of two",

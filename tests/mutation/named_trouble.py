@@ -64,7 +64,7 @@ NAMED_TROUBLE = (
         test="tests/yatt_mm/training/test_boxes.py",
         path="yatt_mm/training/boxes.py",
         before="whole_start, whole_stop = -(-start // per_row), stop // per_row",
-        after="whole_start, whole_stop = start // per_row + 1, stop // per_row",
+        after="whole_start, whole_stop = -(-start // per_row), -(-stop // per_row)",
     ),
     Named(
         claim="what was not saved is not counted as filled",

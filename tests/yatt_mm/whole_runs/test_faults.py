@@ -20,6 +20,7 @@ from tests.yatt_mm import runs
 from tests.yatt_mm.whole_runs import deaths, kills
 from tests.yatt_mm.whole_runs.conftest import Digits
 from tests.yatt_mm.whole_runs.kills import Kill
+from yatt_mm.common.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.alone
 
@@ -97,8 +98,9 @@ def test_a_rank_that_dies_too_often_is_named_and_the_checkpoint_does_not_count(
     assert "training rank" in said, said
     assert kills.faults(digits.run("killed"))[-1]["done"] == "ended the run"
     assert killed.left_behind == []
-    checkpoints = {path.name for path in (digits.run("killed") / "checkpoints").iterdir()}
-    assert checkpoints - {".partial_step_000004"} == {"step_000002"}
+    checkpoints = Checkpoints.of_run(digits.run("killed"))
+    assert {path.name for path in checkpoints.root.iterdir()} - {".partial_step_000004"} == {"step_000002"}
+    assert checkpoints.steps() == [2]
 
 
 def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of_the_run_without_a_break_until_ctrl_c(
