@@ -96,13 +96,16 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
         file.write_bytes(source)
 
 
-def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = BESIDE_EACH_OTHER) -> str:
+def _failure(
+    copy: Path, tests: Sequence[str], limit_s: float, *, marked: str = BESIDE_EACH_OTHER, test_limit_s: float = 300.0
+) -> str:
     """Return the name of the first test that fails, and why, "time" if the tests do not end, or "" if all pass.
+    A test that takes longer than `test_limit_s` fails.
 
     Raises ValueError if there are no such tests.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
-    command += ["-m", marked]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+    command += [f"--timeout={test_limit_s:g}", "-m", marked]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "", "COLUMNS": REASON_COLUMNS}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
         command.append(f"--basetemp={temporary}/tests")  # one folder more in TMPDIR, and Ray's sockets find no room
@@ -207,7 +210,8 @@ def try_named(text: str) -> int:
 
 def _of_named(copy: Path, tests: Set[str]) -> str:
     """Return `_failure` of tests in one file. A whole file counts without what only `make parity` runs."""
-    return _failure(copy, sorted(tests), LONGEST_S, marked="" if all("::" in test for test in tests) else "not parity")
+    marked = "" if all("::" in test for test in tests) else "not parity"
+    return _failure(copy, sorted(tests), LONGEST_S, marked=marked, test_limit_s=2 * LONGEST_S)
 
 
 def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ def test_a_module_that_cannot_be_imported_is_a_failure(file: str, told: str, cop
 @pytest.mark.parametrize(("test", "marked"), [("tests/test_any.py::test_other", ""), (ANY, "parity")])
 def test_a_run_of_no_tests_is_an_error(test: str, marked: str, copy: Path) -> None:
     with pytest.raises(ValueError, match="pytest ran none of"):
-        _failure(copy, [test], 60, marked)
+        _failure(copy, [test], 60, marked=marked)
 
 
 @pytest.mark.parametrize(
