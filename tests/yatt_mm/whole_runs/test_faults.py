@@ -61,7 +61,7 @@ def killed(digits: Digits) -> runs.Finished:
         Kill(role="rank", step=5, phase="train", after_s=0.0, folder=saving),
     ]
     finished, done = kills.run(digits.arguments("killed", "faults.max_restarts=1", ONE_ENGINE), wanted)
-    assert done == wanted, finished.output
+    assert done == wanted, f"these kills took place: {done}\n{finished.output}"
     return finished
 
 
