@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,7 +20,8 @@ DEADLINE_S = 30.0
 
 
 class ChatServer:
-    """The server. `reply` may be changed at any time. `stop` ends it, and `start` begins again on the same port."""
+    """The server. `reply` may be changed at any time. `stop` ends it, and `start` begins again on the same port, which
+    no other process gets in the meantime."""
 
     def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None) -> None:
         self.reply = reply
@@ -30,7 +32,10 @@ class ChatServer:
         """The header with the key of each request."""
         self.models: list[str] = []
         """The names that GET /models gives; without any it has no such path."""
-        self.port = 0
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = self._reserved.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -52,6 +57,7 @@ class ChatServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(DEADLINE_S)
         self._loop.close()
+        self._reserved.close()
 
     def _do(self, way: Any) -> None:
         asyncio.run_coroutine_threadsafe(way, self._loop).result(DEADLINE_S)
@@ -63,7 +69,6 @@ class ChatServer:
         self._runner = web.AppRunner(application, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True).start()
-        self.port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
         runner, self._runner = self._runner, None
