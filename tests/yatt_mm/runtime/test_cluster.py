@@ -28,7 +28,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:
         with _our_signals():
-            ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
+            cluster._start(Path(folder), num_cpus=4, num_gpus=3)
         yield ("4", "6", "GPU-7a")
         ray.shutdown()
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path, read_progress, signal_part
 from yatt_mm.protocol.placement_model import Role, Unit
 from yatt_mm.runtime import losses
-from yatt_mm.runtime.cluster import _our_signals
+from yatt_mm.runtime.cluster import ray_session
 from yatt_mm.runtime.losses import died_controllers, is_gone, settle
 
 pytestmark = pytest.mark.alone
@@ -53,11 +53,8 @@ class Member:
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:
-        with _our_signals(), pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(num_cpus=4, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
-        yield
-        ray.shutdown()
+        with ray_session(None, num_cpus=4, scratch=Path(folder), env={}):
+            yield
 
 
 LONG_S = 5.0
