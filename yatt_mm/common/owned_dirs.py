@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+MAX_SOCKET_LENGTH = 107
+"""The number of bytes that the path of a Unix socket may have. Sockets are in owned folders."""
 LOCK_FILE = ".owner"
 SEMAPHORES = Path("/dev/shm")
 """The folder in which Linux keeps named semaphores, as files `sem.NAME`."""

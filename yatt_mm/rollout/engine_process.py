@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_TMP_DIR_LENGTH = 107 - 37
-"""The number of characters of the folder for sockets: a socket's path may have 107, and vLLM adds a slash and a
-UUID."""
+MAX_TMP_DIR_LENGTH = owned_dirs.MAX_SOCKET_LENGTH - 37
+"""The number of characters of the folder for sockets: vLLM adds a slash and a UUID."""
 VLLM_SEGMENTS = "/dev/shm/vllm_dist_"
 """The prefix of the shared-memory files through which the workers of one engine communicate on the CPU. vLLM 0.32 does
 not remove them."""

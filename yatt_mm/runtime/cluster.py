@@ -26,6 +26,7 @@ from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
 
 from dataplane.core.child_process import wait_for_killed
 from yatt_mm.common.errors import ConfigError, WorkerError
+from yatt_mm.common.owned_dirs import MAX_SOCKET_LENGTH
 from yatt_mm.common.tokens import write_token
 from yatt_mm.runtime import ray_agent
 from yatt_mm.runtime.signals import set_signals_again
@@ -42,9 +43,6 @@ RAY_TOKEN = "ray_token"
 OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
-
-MAX_SOCKET_LENGTH = 107
-"""The number of bytes that the path of a Unix socket may have."""
 
 _SERVERS = ("gcs_server", "raylet")
 """Ray's processes without which no call of Ray comes to an end."""
