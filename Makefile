@@ -23,6 +23,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
 BESIDE = --dist loadfile --no-loadscope-reorder# groups of files at a time (tests/conftest.py)
+SLOWEST = --durations=20 --durations-min=1# listed at the end, so that whoever makes the tests slower sees it
 ALONE = $$(grep -rl mark.alone tests --include='test_*.py')# to look at the other files takes as long as a test
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
@@ -63,11 +64,11 @@ algorithms: data
 	$(PYTHON) -m benchmarks.algorithms $(ARGS)
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or elsewhere)" -n 4 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
-	$(PYTHON) -m pytest -m "alone and not elsewhere" -n 2 $(BESIDE) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or elsewhere)" -n 4 $(BESIDE) $(SLOWEST) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "alone and not elsewhere" -n 2 $(BESIDE) $(SLOWEST) $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 unit: $(STAMP)
-	$(PYTHON) -m pytest -m "not (alone or elsewhere or torch)" -n 6 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
+	$(PYTHON) -m pytest -m "not (alone or elsewhere or torch)" -n 6 $(BESIDE) $(SLOWEST) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training tests/yatt_mm/algorithms $(ARGS)

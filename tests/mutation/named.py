@@ -30,6 +30,8 @@ RESUMED = (
 MEDIA = "tests/yatt_mm/whole_runs/test_media.py::"
 LOSSES = "tests/yatt_mm/algorithms/test_losses.py"
 UPDATES = "tests/yatt_mm/rollout/test_engine_updates.py::"
+METRICS = "tests/yatt_mm/generation/test_metrics.py::"
+ENGINE = "tests/yatt_mm/training/test_megatron_engine.py::"
 SIMULATOR = "tests/yatt_mm/simulator/test_simulator.py::"
 
 NAMED = (
@@ -122,7 +124,42 @@ NAMED = (
         test=f"{MEDIA}test_no_controller_grows_while_the_pixels_pass",
         path="yatt_mm/control/step_report.py",
         before="        return_freed_memory()\n",
-        after='        self._grown = [*getattr(self, "_grown", []), b"x" * (6 << 20)]\n',
+        after='        return_freed_memory()\n        self._grown = [*getattr(self, "_grown", []), b"x" * (6 << 20)]\n',
+    ),
+    Named(
+        claim="the memory of a controller is that of its process",
+        test=f"{METRICS}test_the_resident_memory_is_what_the_system_counts_and_grows_with_what_is_written",
+        path="yatt_mm/generation/metrics.py",
+        before='    return pages * os.sysconf("SC_PAGE_SIZE")',
+        after="    return 100 << 20",
+    ),
+    Named(
+        claim="a sample is sampled with its own images and videos, in their order",
+        test=f"{MEDIA}test_kept_rollouts_show_the_images_and_videos_of_their_samples",
+        path="yatt_mm/generation/prompts.py",
+        before="        media = tuple(media[place] for place in asked.order)\n",
+        after="        media = tuple(media[place] for place in reversed(asked.order))\n",
+    ),
+    Named(
+        claim="each kept response has its own advantage",
+        test=f"{LEARNING}test_what_the_model_said_is_kept_as_it_was",
+        path="yatt_mm/keeper/keeper.py",
+        before='"advantage": kept.advantages[place] if',
+        after='"advantage": kept.advantages[-1 - place] if',
+    ),
+    Named(
+        claim="a checkpoint that is not asynchronous is committed in its step",
+        test=f"{LEARNING}test_a_checkpoint_that_is_not_asynchronous_is_committed_in_its_step",
+        path="yatt_mm/control/controller.py",
+        before="        if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:\n",
+        after="        if self.step == self.config.train.steps:\n",
+    ),
+    Named(
+        claim="a rank in bfloat16 computes in it",
+        test=f"{ENGINE}test_a_model_in_bfloat16_is_as_far_from_its_float32_as_bfloat16_rounds",
+        path="yatt_mm/training/megatron_engine.py",
+        before="            DTYPES[dtype],\n",
+        after="            torch.float32,\n",
     ),
     Named(
         claim="a checkpoint that was not committed does not count",

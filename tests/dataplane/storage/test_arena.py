@@ -207,7 +207,7 @@ def test_a_node_places_its_memory_as_it_is_told_and_says_so(tmp_path: Path) -> N
         Segment(1 << 20, "numa", numa=NumaPolicy.parse("bind:0")).unlink()
     except BadRequestError:
         assert "leave --numa away" in refused("--numa", "bind:0")
-        return
+        pytest.skip("the kernel refuses to place memory, so where it is cannot be read back")
     with serving(tmp_path / "log", "--numa", "bind:0") as served, Client(served.uri) as client:
         (segment,) = client.stat()["segments"]
         assert segment["numa"] == "bind:0"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from dataplane.core.refs import Ref
 from tests.yatt_mm.generation.fakes import prompt
-from yatt_mm.generation.metrics import add_advantages, add_groups
+from yatt_mm.generation.metrics import add_advantages, add_groups, resident_bytes
 from yatt_mm.protocol.control import ScoredGroup, Slot
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
@@ -67,3 +69,11 @@ def test_a_group_of_equal_rewards_teaches_something_if_it_has_advantages() -> No
     for meter, one in zip(meters, groups):
         add_advantages(meter, [one])
     assert merge(meters)["reward/has_advantage_frac"] == 0.5
+
+
+def test_the_resident_memory_is_what_the_system_counts_and_grows_with_what_is_written() -> None:
+    before = resident_bytes()
+    written = np.ones(64 << 20, np.uint8)
+    grown = resident_bytes() - before
+    assert written.nbytes * 0.9 < grown < written.nbytes * 1.5
+    assert resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)

@@ -186,10 +186,10 @@ def test_on_the_workloads_of_its_tuning_the_dynamic_split_is_within_5_percent_of
     assert max(ratios.values()) <= NEAR, ratios
 
 
-@pytest.mark.parity
-def test_on_workloads_that_it_was_not_tuned_on_the_dynamic_split_is_rarely_worse_than_that() -> None:
-    ratios = sorted(measure("plain", seed)["ratio"] for seed in range(5000, 5020))
-    assert ratios[-3] <= NEAR and ratios[-1] <= 1.1, ratios
+@pytest.mark.parametrize("num", [4, pytest.param(20, marks=pytest.mark.parity)])
+def test_on_workloads_that_it_was_not_tuned_on_the_dynamic_split_is_rarely_worse_than_that(num: int) -> None:
+    ratios = sorted(measure("plain", seed)["ratio"] for seed in range(5000, 5000 + num))
+    assert ratios[-1 - num // 10] <= NEAR and ratios[-1] <= 1.1, ratios
 
 
 @pytest.mark.parity

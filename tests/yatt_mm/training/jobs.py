@@ -120,6 +120,16 @@ def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
     return pairs
 
 
+def worst_of_bfloat16(rank: int, model_dir: Path) -> float:
+    """Return how far the log-probabilities and entropies of a model in bfloat16 are at most from those in float32."""
+    halves, wholes = (score(build_engine(model_dir, Parallel(), dtype=dtype)) for dtype in ("bfloat16", "float32"))
+    return max(
+        float(np.abs(half - whole).max())
+        for of_half, of_whole in zip(halves, wholes, strict=True)
+        for half, whole in zip(of_half, of_whole, strict=True)
+    )
+
+
 def _keep_entropies(
     logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from models.layout.parallel import Parallel
+from tests.models.layouts import quick_first
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
-from tests.yatt_mm.training.tiny import VOCAB_SIZE
+from tests.yatt_mm.training.tiny import MODELS, VOCAB_SIZE, build_folder
 
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.1, "clip_grad": 0.5}
 
@@ -81,6 +82,15 @@ def test_temperature_divides_the_logits(ranks: RankPool, untied_folder: Path) ->
     by_temperature = ranks.run(1, jobs.logprobs_at, untied_folder, (1.0, 1e6))[0]
     assert np.allclose(by_temperature[1e6], -np.log(VOCAB_SIZE), atol=1e-3)
     assert not np.allclose(by_temperature[1.0], by_temperature[1e6], atol=0.1)
+
+
+@pytest.mark.parametrize("family", quick_first(MODELS, ("qwen2_5_vl",)))
+def test_a_model_in_bfloat16_is_as_far_from_its_float32_as_bfloat16_rounds(
+    family: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    (worst,) = ranks.run(1, jobs.worst_of_bfloat16, build_folder(tmp_path, family))
+    print(f"{family}: {worst:.1e}")
+    assert 1e-4 < worst < 0.1
 
 
 def test_warm_up_raises_the_learning_rate_linearly(ranks: RankPool, untied_folder: Path) -> None:

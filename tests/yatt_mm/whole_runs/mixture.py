@@ -76,6 +76,17 @@ def write_swift(path: Path, numbers: range, draw: np.random.Generator) -> None:
             lines.write(json.dumps({"messages": turns, "images": names, "solution": str(number % 10)}) + "\n")
 
 
+def media_of(path: Path, name: str) -> list[list[bytes]]:
+    """Return the files of the images and videos of each sample of a set, in their order."""
+    if name == "verl":
+        return [[image["bytes"] for image in row["images"]] for row in pq.read_table(path / "verl.parquet").to_pylist()]
+    if name == "swift":
+        samples = [json.loads(line)["images"] for line in (path / "swift.jsonl").read_text().splitlines()]
+    else:
+        samples = [[sample["video"]] for sample in json.loads((path / f"{name}.json").read_text())]
+    return [[(path / file).read_bytes() for file in files] for files in samples]
+
+
 def _jpeg(draw: np.random.Generator, side: int = SIDE) -> bytes:
     image = io.BytesIO()
     Image.fromarray(draw.integers(0, 256, (side, side, 3), np.uint8)).save(image, "JPEG")

@@ -19,6 +19,7 @@ from aiohttp import web
 from PIL import Image
 from safetensors.torch import load_file
 
+from dataplane.core.digests import content_digest
 from tests.yatt_mm import runs
 from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict
 from tests.yatt_mm.rollout.classifiers import build_classifier
@@ -149,6 +150,11 @@ def test_a_run_on_images_and_videos_trains_on_every_sample_and_leaves_nothing_be
     assert records[-1]["dataplane/num_recomputed"] == 0
 
 
+def test_it_has_as_many_controllers_as_it_is_told(run: runs.Finished, folder: Path) -> None:
+    logs = (folder / "runs" / "media" / "logs").glob("controller-*.log")
+    assert {log.name for log in logs} == {f"controller-{number}.log" for number in range(NUM_CONTROLLERS)}
+
+
 def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Finished, folder: Path) -> None:
     (notice,) = map(json.loads, (folder / "runs" / "media" / "quarantine.jsonl").read_text().splitlines())
     assert (notice["set"], notice["index"], notice["is_filtered"]) == ("verl", LARGE, True)
@@ -182,11 +188,14 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
 
 
-def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, folder: Path) -> None:
+def test_kept_rollouts_show_the_images_and_videos_of_their_samples(run: runs.Finished, folder: Path) -> None:
+    files = {name: mixture.media_of(folder, name) for name in (*SETS, "eval")}
     for step in range(NUM_STEPS + 1):
         for row in read_rows(table_path(folder / "runs" / "media", step)):
             kinds = [medium["kind"] for medium in row["media"]]
             assert kinds == (["video"] if row["set"] in ("llava", "eval", "clips") else ["image", "image"])
+            wanted = files["eval" if row["set"] == "clips" else row["set"]][row["index"]]
+            assert [medium["source"] for medium in row["media"]] == [content_digest(file) for file in wanted]
             assert QUESTION in row["question"]
             assert row["conversation"].startswith('[{"role": "system"') == (row["set"] == "swift")
             for medium in row["media"]:
@@ -221,6 +230,7 @@ def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: P
         for name in ("dataplane/processed_bytes", "controller/rss_bytes_max")
     )
     assert passed[0] > 64 * MIB and passed[1] > 32 * MIB
+    assert first["controller/rss_bytes_max"] > 32 * MIB, "a process of Python with what a controller imports"
     assert grown[0] < 16 * MIB, "with all that the first step loads"
     assert grown[1] < passed[1] / NUM_CONTROLLERS / 2, "after it: half of what came for this controller"
 
