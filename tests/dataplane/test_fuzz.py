@@ -14,6 +14,7 @@ from benchmarks.fuzzing.requests import Corpus, Known
 from benchmarks.fuzzing.wire import SERVICE, action, command, flight_data, ipc_parts
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
+from dataplane.server.actions import ACTIONS
 from dataplane.server.do_exchange import EXCHANGES
 from tests.dataplane.shards import RECIPE
 
@@ -83,6 +84,7 @@ def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode, monkeypat
         corpus = Corpus(known, 0)
         sent = b"".join(message for index in range(2000) for message in corpus.request(index).messages)
         assert all(verb.encode() in sent for verb in (*known.actions, *EXCHANGES))
+        assert known.actions.keys() == ACTIONS.keys() and requests.STREAMS.keys() == EXCHANGES.keys()
         assert all(key in sent for key in (b'"local": true', b'"make": false', b'"nbytes": -'))
         client.release_names(["fuzz/kept"])
 

@@ -80,6 +80,16 @@ def test_directions_are_single_tokens(model_dir: Path) -> None:
     assert all(len(tokenizer(direction)["input_ids"]) == 1 for direction in DIRECTIONS)
 
 
+def test_the_warm_up_shows_each_clip_with_its_answer_as_a_run_samples_it(split: Split) -> None:
+    samples = warmup._samples(split.train)
+    assert [sample.answer for sample in samples] == [clip.answer for clip in split.train]
+    for sample, clip in zip(samples, split.train, strict=True):
+        (video,) = sample.media
+        frames = [list(each.frames(range(NUM_FRAMES))) for each in (video, Video(clip.mp4))]
+        assert np.array_equal(*frames)
+    assert load_config(CONFIG, ["model.path=m"]).data.video.sampling() == warmup.SAMPLING
+
+
 @pytest.mark.parity
 def test_the_warm_up_learns_the_form_and_refuses_to_save_what_learned_too_little(
     split: Split, model_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.errors import BadRequestError, OutOfSpaceError
+from dataplane.derive.worker_handle import MAIN_MODULE
 from dataplane.storage.arena import reap_dead_segments
 from tests.dataplane.server.test_restart import kill
 from tests.dataplane.shards import RECIPE, encode, existing, has_ended, noise, segments, wait_until, write_shard
@@ -90,6 +92,8 @@ def test_an_embedded_node_ignores_ctrl_c() -> None:
         os.kill(node.pid, signal.SIGINT)
         assert client.stat()["num_objects"] == 0
         assert os.getsid(node.pid) == node.pid
+        (ignored,) = re.findall(r"^SigIgn:\t(\w+)$", Path(f"/proc/{node.pid}/status").read_text(), re.MULTILINE)
+        assert int(ignored, 16) >> (signal.SIGINT - 1) & 1
 
 
 @pytest.mark.parametrize("is_stopped_by_owner", [True, False])
@@ -127,12 +131,19 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as node, Client(node.uri) as client:
         samples = client.samples("a", range(3))
         client.derive(samples[0].media, RECIPE)
-        worker = psutil.Process(node.pid).children()[0]
+        worker = decode_worker(node.pid)
         worker.kill()
         wait_until(lambda: has_ended(worker))
         results = client.derive([sample.media[0] for sample in samples], RECIPE)
         assert [result.name[:2] for result in results] == ["d/"] * 3
         assert client.stat()["num_processed"] == 3
+        assert decode_worker(node.pid) != worker
+
+
+def decode_worker(node_pid: int) -> psutil.Process:
+    """Return the one decode worker of a node, which has a parser too."""
+    (worker,) = (child for child in psutil.Process(node_pid).children() if MAIN_MODULE in child.cmdline())
+    return worker
 
 
 def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:

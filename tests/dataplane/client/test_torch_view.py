@@ -1,13 +1,15 @@
-"""Tests of pinning a reader's mapping for CUDA. Tests that need a device are skipped if there is none."""
+"""Tests of pinning a reader's mapping for CUDA, without a device."""
 
-import numpy as np
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
-from dataplane.client.torch_view import as_tensor, pin_for_cuda
-from dataplane.core.errors import BadRequestError
+from dataplane.client.torch_view import pin_for_cuda
+from dataplane.core.errors import BadRequestError, DataPlaneError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
@@ -25,16 +27,28 @@ def test_a_reader_says_where_its_segment_lies(client: Client, reader: Reader) ->
     client.release([ref])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pinned_views_reach_the_device_asynchronously(client: Client, reader: Reader) -> None:
-    data = np.arange(1 << 20, dtype=np.uint8)
-    ref = client.put(data, name="pinned")
+def test_the_memory_of_a_reader_is_registered_once_read_only_until_the_end(
+    client: Client, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test the calls of CUDA. `tests/gpu/test_pinned_views.py` makes them."""
+    calls: list[tuple[Any, ...]] = []
+    status = [0, 1]
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda *said: calls.append(("register", *said)) or status.pop(0),
+        cudaHostUnregister=lambda address: calls.append(("unregister", address)),
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    ref = client.put(bytes(1000), name="pinned")
+    view = reader.resolve([ref])[0]
+    mapping = reader.mapping()
+    assert mapping is not None
+    registered = ("register", mapping.address, mapping.nbytes, 0x01 | 0x08)
     with pin_for_cuda(reader) as pin:
         pin.update()
-        tensor = as_tensor(reader.resolve([ref])[0])
-        assert tensor.is_pinned()
-        there = tensor.to("cuda", non_blocking=True)
-        torch.cuda.synchronize()
-        assert np.array_equal(there.cpu().numpy(), data)
+        assert calls == [registered]
+    assert calls == [registered, ("unregister", mapping.address)]
+    with pytest.raises(DataPlaneError, match="failed with CUDA error 1; where the device cannot"):
+        pin_for_cuda(reader)
+    del view
     client.release([ref])

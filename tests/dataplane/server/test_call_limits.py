@@ -4,6 +4,7 @@ import gc
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
-from dataplane.core.errors import BadRequestError, OverloadedError
+from dataplane.core.errors import BadRequestError, MissingObjectError, OverloadedError
 from dataplane.core.json_body import MAX_ITEMS
+from dataplane.server import flight_server, request_stream
 from dataplane.server.call_limits import ByteBudget
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
 from tests.dataplane.serving import Served, refused, serving
 from tests.dataplane.shards import wait_until
 
@@ -170,3 +174,34 @@ def test_requests_that_are_being_answered_share_a_budget_of_bytes() -> None:
 def test_limits_under_which_no_node_could_work_are_refused() -> None:
     assert "max-calls is 0; wanted at least 1" in refused("--max-calls", "0")
     assert "max-message is 1024" in refused("--max-message", "1KiB")
+
+
+def test_the_requests_of_all_callers_of_a_node_are_in_that_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = ByteBudget(100_000, 1000)
+    for module in (flight_server, request_stream):
+        monkeypatch.setattr(module, "BODIES", budget)
+    node = Node(NodeConfig(memory_bytes=1 << 20))
+    try:
+        with Client(node.uri, timeout_s=20) as client, Reader(node.uri, timeout_s=20) as reader:
+            names = [f"{at}".zfill(500) for at in range(100)]
+            refs = [replace(client.put(b"x", name="x"), name=name) for name in names]
+            with budget.held(60_000):
+                with pytest.raises(OverloadedError, match="requests of 60000 bytes and got one of"):
+                    client.release_names(names)
+                with pytest.raises(OverloadedError, match="requests of 60000 bytes and got one of"):
+                    reader.resolve(refs)
+            assert client.release_names(names) == 0
+            with pytest.raises(MissingObjectError):
+                reader.resolve(refs)
+            wait_until(lambda: is_free(budget, 100_000))
+    finally:
+        node.stop()
+
+
+def is_free(budget: ByteBudget, nbytes: int) -> bool:
+    """Return True if so many bytes of the budget are free."""
+    try:
+        with budget.held(nbytes):
+            return True
+    except OverloadedError:
+        return False

@@ -1,5 +1,6 @@
 """Tests of tokens and rights against real nodes."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,15 @@ def test_every_verb_of_the_node_refuses_callers_without_its_right(guarded: Serve
             else:
                 assert isinstance(error, ForbiddenError) == (right < wanted), (name, token, error)
         flight.close()
+
+
+def test_the_rights_of_the_verbs_are_those_of_the_docs() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "dataplane-security.md").read_text()
+    rows = re.findall(r"^\| `(read|write)` \| (?:the verbs of `read`, and )?(.*) \|$", text, re.MULTILINE)
+    documented = {verb: right for right, verbs in rows for verb in re.findall(r"\w+", verbs)}
+    rights = {"".join(map(str.capitalize, name.split("_"))): right for name, right in VERB_RIGHTS.items()}
+    rights |= {name: verb.right for table in (ACTIONS, EXCHANGES) for name, verb in table.items()}
+    assert {name: right.name.lower() for name, right in rights.items()} == documented
 
 
 def test_a_token_file_is_read_again_when_it_changes_and_mistakes_change_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -291,8 +292,16 @@ def test_a_durable_object_that_is_put_again_stays_whole_in_every_scope_it_is_in(
         wait_until(lambda: not list((tmp_path / "durable" / "objects").iterdir()))
 
 
-def test_concurrent_durable_puts_share_syncs_and_all_of_them_are_there(node: Node, client: Client) -> None:
-    refs = []
+def test_concurrent_durable_puts_share_syncs_and_all_of_them_are_there(
+    node: Node, client: Client, tmp_path: Path, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs, sync = [], disk_sync._sync
+
+    def slow(path: Path, flags: int) -> None:
+        time.sleep(0.05)  # so that others come meanwhile
+        sync(path, flags)
+
+    monkeypatch.setattr(disk_sync, "_sync", slow)
 
     def write(seed: int) -> None:
         for at in range(5):
@@ -304,6 +313,7 @@ def test_concurrent_durable_puts_share_syncs_and_all_of_them_are_there(node: Nod
     for thread in threads:
         thread.join(60)
     assert len(refs) == 30 and client.stat()["num_durable"] == 30
+    assert 5 <= synced.count(tmp_path / "spill" / "durable" / "objects") < 25
     assert client.release(refs) == 30
     assert client.stat()["spilled_bytes"] == 0
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.core.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
+from dataplane.core.errors import MissingObjectError, OutOfSpaceError
 from dataplane.core.refs import Ref
 from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
@@ -18,6 +18,7 @@ from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
 from dataplane.storage.disk_files import DiskFile, DiskFiles
 from dataplane.storage.entries import Entry
+from dataplane.storage.group_commit import GroupCommit
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 BLOCK = 64 * 1024
@@ -92,14 +93,31 @@ def test_a_keeper_that_cannot_be_noted_does_not_leave_an_object_over_a_free_slab
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.store.scopes.open("s")
-    monkeypatch.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
-    try:
-        kit.put("a", scope="s", durable=True)
-    except (OSError, DataPlaneError):
-        assert kit.store.find("a") is None
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.disk, "keep", fail_after(0, kit.disk.keep))
+        with pytest.raises(OutOfSpaceError):
+            kit.put("a", scope="s", durable=True)
+    check_that_nothing_stayed(kit)
     for name in "bcd":
         kit.put(name)
     kit.check()
+
+
+def test_a_file_that_cannot_be_committed_is_removed_with_its_mark(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.store.scopes.open("s")
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupCommit, "commit", fail_after(0, GroupCommit.commit))
+        with pytest.raises(OutOfSpaceError):
+            kit.put("a", scope="s", durable=True)
+    check_that_nothing_stayed(kit)
+
+
+def check_that_nothing_stayed(kit: Kit) -> None:
+    """Check that there is no object, no file of one, and no mark of one."""
+    assert kit.store.find("a") is None and kit.store.stat()["used_bytes"] == 0
+    assert list((kit.folder / "durable" / "objects").iterdir()) == []
+    kept = [path.name for path in (kit.folder / "durable" / "keeps").rglob("*") if path.is_file()]
+    assert set(kept) <= {"scope.json"}
 
 
 @pytest.mark.parametrize("scope", [None, "t"])

@@ -94,12 +94,16 @@ def test_derived_objects_of_an_open_scope_are_not_evicted(node: EmbeddedNode, cl
     assert source is not None
     made = client.derive([source], RECIPE, scope="epoch")[0]
     assert isinstance(made, Ref)
-    room = client.stat()["budget_bytes"] - client.stat()["scoped_bytes"] - BLOCK
-    client.put(bytes(room), name="flood")
-    assert client.stat()["num_recomputed"] == 0 and client.get(made.name)
+    assert client.stat()["scoped_bytes"] >= made.nbytes
+    everything = bytes(client.stat()["budget_bytes"])
+    with Client(node.uri, timeout_s=2) as hurried, pytest.raises(OutOfSpaceError):
+        hurried.put(everything, name="flood")
+    assert client.get(made.name) and client.stat()["num_recomputed"] == 0
     assert client.close_scope("epoch") == {"num_dropped": 0, "dropped_bytes": 0}
-    client.release_names(["flood"])
     assert client.stat()["scoped_bytes"] == 0
+    client.release([client.put(everything, name="flood")])
+    with pytest.raises(MissingObjectError):
+        client.get(made.name)
 
 
 CLIENT = """

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,11 +46,18 @@ def test_plain_vllm_imports_the_hooks_by_its_entry_point(tmp_path: Path) -> None
     run_python(code, tmp_path)
 
 
-def test_hooks_do_nothing_on_a_cuda_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_builds, "torch_is_cpu_only", lambda: False)
-    before = list(sys.meta_path)
+@pytest.mark.parametrize("is_cpu_only", [True, False])
+def test_packages_for_cuda_are_hidden_and_repaired_beside_a_torch_for_cpus_alone(
+    is_cpu_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = SimpleNamespace(modules={}, meta_path=[])
+    monkeypatch.setattr(cuda_builds, "sys", fresh)
+    monkeypatch.setattr(cuda_builds, "torch_is_cpu_only", lambda: is_cpu_only)
+    monkeypatch.setattr(cuda_builds, "needs_cuda", lambda package: True)
     cuda_builds.install()
-    assert sys.meta_path == before
+    cuda_builds.install()
+    assert fresh.modules == (dict.fromkeys(cuda_builds.HIDDEN) if is_cpu_only else {})
+    assert len(fresh.meta_path) == is_cpu_only
 
 
 def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
