@@ -36,11 +36,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.mutation.all_named import ALL_NAMED
 from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.named import NAMED
-from tests.mutation.named_trouble import NAMED_TROUBLE
-from tests.mutation.named_wiring import NAMED_WIRING
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
@@ -184,7 +182,7 @@ def try_named(text: str) -> int:
     Prints a line for each change, and below it why the test failed: a test may be red for another reason than the one
     that it is named for. Returns 1 if a test stays green, does not end, or fails without the change too.
     """
-    every = [named for named in (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING) if text in named.test]
+    every = [named for named in ALL_NAMED if text in named.test]
     status, unchanged = 0, dict[str, str]()
     with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
         copy = _copy(Path(folder) / "copy")

@@ -54,9 +54,7 @@ def test_a_named_change_must_turn_a_test_red_that_is_green_without_it(
     test.write_text("import product\n\n\ndef test_any():\n    assert product.value == 1\n")
     change = Named(claim="it is one", test=ANY, path="product.py", before=f"= {value}", after=f"= {changed}")
     monkeypatch.setattr(mutation, "_copy", lambda _: copy)
-    for name in ("NAMED_TROUBLE", "NAMED_WIRING"):
-        monkeypatch.setattr(mutation, name, ())
-    monkeypatch.setattr(mutation, "NAMED", (change,))
+    monkeypatch.setattr(mutation, "ALL_NAMED", (change,))
     assert mutation.try_named("") == status
     told, reason = capsys.readouterr().out.splitlines()
     assert told.startswith(f"| it is one | {verdict} | product.py: ") and reason.endswith(why)

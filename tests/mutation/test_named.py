@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.named import NAMED, Named
-from tests.mutation.named_trouble import NAMED_TROUBLE
-from tests.mutation.named_wiring import NAMED_WIRING
+from tests.mutation.all_named import ALL_NAMED
+from tests.mutation.named import Named
 
 ROOT = Path(__file__).parents[2]
-for_every_change = pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE, *NAMED_WIRING), ids=lambda one: one.claim)
+for_every_change = pytest.mark.parametrize("one", ALL_NAMED, ids=lambda one: one.claim)
 
 
 @for_every_change
