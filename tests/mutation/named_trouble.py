@@ -264,4 +264,41 @@ NAMED_TROUBLE = (
         before="    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))\n",
         after="    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))\n    folder.chmod(0o755)\n",
     ),
+    Named(
+        claim="a launcher without its supervisor is told to stop",
+        test="tests/yatt_mm/runtime/test_supervisor.py::test_a_launcher_whose_supervisor_is_killed_is_told_to_stop",
+        path="yatt_mm/runtime/supervised.py",
+        before="signal_on_parent_death(signal.SIGTERM)",
+        after="signal_on_parent_death(signal.SIGKILL)",
+    ),
+    Named(
+        claim="a controller without a sign of life ends a stream",
+        test="tests/yatt_mm/batching/test_streams.py::"
+        "test_a_controller_without_a_sign_of_life_ends_the_stream_and_one_with_signs_is_waited_for",
+        path="yatt_mm/batching/rendezvous.py",
+        before="if late and self._batches.outcome is None and controller not in late:",
+        after="if False:",
+    ),
+    Named(
+        claim="groups of a begun step count before a controller goes on",
+        test="tests/yatt_mm/control/test_begun_step.py::test_the_groups_count_before_a_controller_goes_on",
+        path="yatt_mm/control/begun_step.py",
+        before="        self._rendezvous.gather(None)\n        if self._controller == 0:\n",
+        after="        [self._rendezvous.gather(None) for _ in range(2)]\n        if self._controller == 0:\n",
+    ),
+    Named(
+        claim="a reward worker that hangs is started again",
+        test="tests/yatt_mm/generation/test_reward_stage.py::"
+        "test_a_reward_worker_that_hangs_is_started_again_and_its_groups_are_scored_by_another",
+        path="yatt_mm/generation/reward_stage.py",
+        before="        context.calls.on_late = self._restart_late\n",
+        after="",
+    ),
+    Named(
+        claim="a judge's key stands in no error",
+        test="tests/yatt_mm/genrm/test_chat_client.py::test_the_key_is_sent_and_stands_in_no_error",
+        path="yatt_mm/genrm/chat_client.py",
+        before="return (api_key, json.dumps(api_key)[1:-1])",
+        after="return (api_key,)",
+    ),
 )

@@ -67,4 +67,64 @@ NAMED_WIRING = (
         before="        if self.is_by_time and not has_moved:\n",
         after="        if self.is_by_time and has_moved:\n",
     ),
+    Named(
+        claim="reward workers get the weights of the parts",
+        test="tests/yatt_mm/runtime/test_makers.py::test_reward_workers_get_every_setting_of_rewards",
+        path="yatt_mm/runtime/makers.py",
+        before="weights=config.reward.part_weights",
+        after="weights={}",
+    ),
+    Named(
+        claim="parts count by weight and within their ranges",
+        test="tests/yatt_mm/rewards/test_parts.py::test_a_call_bounds_and_weighs_the_parts_that_the_function_returns",
+        path="yatt_mm/rewards/call.py",
+        before="read_reward(given, self._weights, self._ranges)",
+        after="read_reward(given, {})",
+    ),
+    Named(
+        claim="an evaluation measures the part accuracy",
+        test="tests/yatt_mm/control/test_evaluation.py::"
+        "test_accuracy_is_measured_by_its_part_and_other_parts_have_their_means",
+        path="yatt_mm/control/evaluation.py",
+        before="    if parts is None:\n        return group.rewards\n",
+        after="    return group.rewards\n",
+    ),
+    Named(
+        claim="an algorithm has its own clips",
+        test="tests/yatt_mm/config/test_algorithm_section.py",
+        path="yatt_mm/algorithms/table.py",
+        before='reads=STD | CLIP | {"clip_low": 3e-4, "clip_high": 4e-4}',
+        after="reads=STD | CLIP",
+    ),
+    Named(
+        claim="begun steps are sampled again after a change of what they depend on",
+        test="tests/yatt_mm/runtime/test_begun_start.py::"
+        "test_they_are_sampled_again_if_what_they_depend_on_has_changed",
+        path="yatt_mm/runtime/begun_start.py",
+        before='"reward.num_workers"',
+        after='"reward"',
+    ),
+    Named(
+        claim="a name of the hub has a revision with a slash",
+        test="tests/yatt_mm/preflight/test_hub.py::test_a_name_of_the_hub_is_told_from_a_path",
+        path="yatt_mm/preflight/hub.py",
+        before=r"(@(?P<revision>[\w./-]+))?",
+        after=r"(@(?P<revision>[\w.-]+))?",
+    ),
+    Named(
+        claim="a look at a set draws samples at random",
+        test="tests/yatt_mm/survey/test_look.py::"
+        "test_what_is_not_seen_whole_is_drawn_at_random_and_alike_with_the_same_seed",
+        path="yatt_mm/survey/survey.py",
+        before="index=permuted(place, num_samples, seed, 0, name)",
+        after="index=place",
+    ),
+    Named(
+        claim="old tokens are counted",
+        test="tests/yatt_mm/generation/test_metrics.py::"
+        "test_the_oldest_tokens_and_the_responses_that_were_cut_off_are_counted_over_all_controllers",
+        path="yatt_mm/generation/metrics.py",
+        before="step - 1 - min(low for low, _ in group.group.policy_versions)",
+        after="0",
+    ),
 )

@@ -4,7 +4,7 @@ are in tests/yatt_mm/keeper, tests/yatt_mm/batching and the whole runs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,12 +48,12 @@ class Rendezvous:
     """A rendezvous with which controllers meet one after the other."""
 
     def __init__(self) -> None:
-        self.num_meetings = 0
+        self.at_meeting: Callable[[], object] = lambda: None
         self.others: list[Any] = []
         """What other controllers bring to every meeting."""
 
     def gather(self, value: Any) -> list[Any]:
-        self.num_meetings += 1
+        self.at_meeting()
         return [value, *self.others]
 
     def seen(self) -> None:
@@ -195,7 +195,8 @@ def test_after_a_fault_a_step_goes_on_with_the_groups_that_were_finished_since(t
 
 @pytest.mark.usefixtures("at_once")
 def test_the_groups_count_before_a_controller_goes_on(tmp_path: Path) -> None:
-    run = Run(tmp_path, Keeper())
+    run, seen = Run(tmp_path, Keeper()), list[list[int]]()
+    run.rendezvous.at_meeting = lambda: seen.append(run.checkpoints.begun.steps())
     run.savers[0].save(1, share_of(0))
-    assert run.rendezvous.num_meetings == 2, "one before the commit, and one after it"
+    assert seen == [[], [1]], "one meeting before the commit, and one after it"
     assert run.savers[0]._meter.maxima.keys() == {"time/checkpoint_s"}

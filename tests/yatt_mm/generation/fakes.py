@@ -114,9 +114,10 @@ class RewardWorker:
         self.calls: list[list[int]] = []
         self.deaths: list[Exception] = []
         """What the next calls raise, in order."""
+        self.hangs: asyncio.Future[None] | None = None
+        """What the next call waits for; None lets it reply at once."""
         self.absences: list[Exception] = []
         """What the next questions raise whether the worker is there, in order."""
-
         self.is_busy = False
         """True if it does not say that it is there."""
 
@@ -130,6 +131,9 @@ class RewardWorker:
         self.calls.append([task.group.slot for task in tasks])
         if self.deaths:
             raise self.deaths.pop(0)
+        hangs, self.hangs = self.hangs, None
+        if hangs is not None:
+            await hangs
         rewards = [(0.0 if task.group.slot in self.plain else 1.0, 0.0) for task in tasks]
         return [GroupRewards(rewards=each, num_errors=0) for each in rewards]
 

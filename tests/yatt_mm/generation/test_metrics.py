@@ -18,7 +18,15 @@ from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.step_meter import StepMeter, merge
 
 
-def group(position: int, set_name: str, rewards: tuple[float, ...], **parts: Any) -> ScoredGroup:
+def group(
+    position: int,
+    set_name: str,
+    rewards: tuple[float, ...],
+    *,
+    policy_versions: tuple[tuple[int, int], ...] = ((0, 0),) * 2,
+    finish_reasons: tuple[str, ...] = ("stop", "length"),
+    **parts: Any,
+) -> ScoredGroup:
     ref = Ref(name=str(position), kind="plain", dtype="uint8", shape=(1,), nbytes=1, node="n", lineage=None)
     sampled = GroupRef(
         slot=position,
@@ -26,20 +34,20 @@ def group(position: int, set_name: str, rewards: tuple[float, ...], **parts: Any
         media=(),
         num_prompt_tokens=1,
         lengths=(3, 5),
-        policy_versions=((0, 0),) * 2,
-        finish_reasons=("stop", "length"),
+        policy_versions=policy_versions,
+        finish_reasons=finish_reasons,
     )
     scores = (Scores(source="reward.function", values=rewards, parts=parts),)
     slot = Slot(position=position, epoch=0, index=position, set_name=set_name)
     return ScoredGroup(prompt=prompt(slot), group=sampled, rewards=rewards, scores=scores)
 
 
-def metrics(*shares: list[ScoredGroup]) -> dict[str, float]:
+def metrics(*shares: list[ScoredGroup], step: int = 1) -> dict[str, float]:
     """Return the record of a step, of which each controller has a share."""
     meters = []
     for share in shares:
         meter = StepMeter()
-        add_groups(meter, share, step=1, min_reward_range=0.001)
+        add_groups(meter, share, step=step, min_reward_range=0.001)
         meters.append(meter)
     return merge(meters)
 
@@ -56,6 +64,14 @@ def test_each_set_and_each_part_has_its_mean_over_all_controllers() -> None:
     assert (record["sets/a/reward_mean"], record["sets/b/reward_mean"]) == (0.375, 1.0)
     assert (record["sets/a/has_signal_frac"], record["sets/b/has_signal_frac"]) == (1.0, 0.0)
     assert record["sets/a/length_mean"] == 4.0
+
+
+def test_the_oldest_tokens_and_the_responses_that_were_cut_off_are_counted_over_all_controllers() -> None:
+    old = group(0, "a", (0.0, 1.0), policy_versions=((3, 5), (4, 4)), finish_reasons=("length", "length"))
+    fresh = group(1, "a", (0.0, 1.0), policy_versions=((6, 6), (5, 6)), finish_reasons=("stop", "length"))
+    record = metrics([old], [fresh], step=7)
+    assert record["rollout/staleness_max"] == 7 - 1 - 3
+    assert record["rollout/truncated_frac"] == 0.75
 
 
 def test_a_run_with_one_set_has_no_metrics_of_its_own_for_it() -> None:

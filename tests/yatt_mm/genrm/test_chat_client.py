@@ -8,7 +8,7 @@ import gzip
 import json
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -33,7 +33,8 @@ from yatt_mm.protocol.genrm import JudgeSpec, RemoteSpec
 from yatt_mm.protocol.verdicts import JsonScore, RegexScore
 
 T = TypeVar("T")
-KEY = "sk-a/very+secret=key"
+KEY = 'sk-a/very+"secret\\key'
+"""It stands in JSON in another form than in a text."""
 SOCKET_BYTES = 16 * 2**20
 """The most bytes that the kernel takes from a sender before the receiver reads them."""
 
@@ -225,16 +226,17 @@ def test_a_server_whose_certificate_is_not_trusted_is_refused(tmp_path: Path) ->
     assert server.asked == []
 
 
-def test_the_key_is_sent_and_stands_in_no_error() -> None:
+@pytest.mark.parametrize("form", [str, json.dumps])
+def test_the_key_is_sent_and_stands_in_no_error(form: Callable[[str], str]) -> None:
     async def repeats(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        said = request.headers["Authorization"]
-        return web.Response(status=401, text=json.dumps({"error": f"{'x' * 100} wrong: {said}"}))
+        return web.Response(status=401, text=form(f"{'x' * 100} wrong: {request.headers['Authorization']}"))
 
     with serving(repeats) as server:
         with pytest.raises(ServerRefusesError, match=r"wrong: Bearer \(the key\)") as caught:
             ask(server, api_key=KEY)
     assert server.keys == [f"Bearer {KEY}"]
-    assert KEY not in repr(caught.value) and KEY[:8] not in str(caught.value)
+    for said in (str(caught.value), repr(caught.value)):
+        assert KEY not in said and json.dumps(KEY)[1:-1] not in said and KEY[:8] not in said
 
 
 @pytest.mark.parametrize("verdict", [JsonScore(), RegexScore(pattern=r"(\d)", scale=10.0)])

@@ -109,6 +109,7 @@ def test_a_model_and_a_set_come_from_the_hub_once_and_then_from_the_cache(tiny_d
         ("Qwen/Qwen2.5-VL-7B-Instruct", HubName(name="Qwen/Qwen2.5-VL-7B-Instruct", revision=None, split=None)),
         ("hiyouga/geometry3k:train", HubName(name="hiyouga/geometry3k", revision=None, split="train")),
         ("o/n@v1.0:test#media=scan", HubName(name="o/n", revision="v1.0", split="test")),
+        ("o/n@refs/pr/3", HubName(name="o/n", revision="refs/pr/3", split=None)),
         ("data/train-*.tar", None),
         ("/data/train", None),
         ("a/b/c", None),
@@ -150,8 +151,11 @@ def test_a_critic_keeps_its_other_keys_and_is_left_out_of_an_evaluation(tiny_dir
     assert with_local_paths(named.for_evaluation(tmp_path / "evaluation"), console).critic.path is None
 
 
-def test_a_revision_with_a_slash_in_it_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_hub_does_not_allow_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path, *rest = runs.arguments(tmp_path, Path("Owner/no..name"), "hub", "train.steps=1")
-    with pytest.raises(ConfigError, match=r"model.path is Owner/no..name: there is no such folder"):
+    why = r"model\.path is Owner/no\.\.name: there is no such folder, .*cannot be downloaded: Cannot have -- or \.\."
+    with pytest.raises(ConfigError, match=why):
         with_local_paths(load_config(runs.ROOT / path, rest), Console(file=io.StringIO()))

@@ -1,5 +1,5 @@
-"""Tests of the forms of reward functions: one response or a batch, async, parts with names, verl's, and those that look
-at the media."""
+"""Tests of the forms of reward functions: one response or a batch, async, verl's, and those that look at the media.
+test_parts.py has the parts with names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.rewards.call import RewardCall
 from yatt_mm.rewards.form import form_of
 from yatt_mm.rewards.medium import Medium
-from yatt_mm.rewards.reading import Reward, read_reward
+from yatt_mm.rewards.reading import Reward
 from yatt_mm.rewards.response import Response
 from yatt_mm.rewards.worker import RewardWorker
 
@@ -194,51 +194,6 @@ def test_a_function_of_verl_is_called_by_its_own_names() -> None:
     assert values(call(batch, *TEXTS)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("given", "weights", "reward"),
-    [
-        (True, {}, Reward(value=1.0)),
-        (np.float32(0.5), {}, Reward(value=0.5)),
-        ({"accuracy": 1, "format": 0.5}, {}, Reward(value=1.5, parts={"accuracy": 1.0, "format": 0.5})),
-        ({"accuracy": 1, "format": 1}, {"format": 0.1}, Reward(value=1.1, parts={"accuracy": 1.0, "format": 1.0})),
-        ({"overall": 0.9, "accuracy": 1}, {"accuracy": 5}, Reward(value=0.9, parts={"accuracy": 1.0})),
-        ({"accuracy": 1, "answer": 7}, {}, Reward(value=1.0, parts={"accuracy": 1.0}, answer="7")),
-        # verl's DAPO
-        ({"score": -1.0, "acc": False, "pred": "x^2"}, {}, Reward(value=-1.0, parts={"acc": 0.0}, answer="x^2")),
-        ({"score": 1.0, "acc": True, "pred": None, "note": "x"}, {}, Reward(value=1.0, parts={"acc": 1.0})),
-    ],
-)
-def test_parts_are_weighted_and_kept(given: Any, weights: dict[str, float], reward: Reward) -> None:
-    assert read_reward(given, weights) == reward
-
-
-RANGES = {"length": (-1.0, 0.0), "score": (0.0, 1.0)}
-
-
-@pytest.mark.parametrize(
-    ("given", "value", "parts"),
-    [
-        ({"right": 1, "length": -4}, 1.0 - 0.5, {"right": 1.0, "length": -4.0}),
-        ({"right": 1, "length": -0.5}, 1.0 - 0.25, {"right": 1.0, "length": -0.5}),
-        ({"right": 7, "length": 3}, 7.0, {"right": 7.0, "length": 3.0}),
-        ({"score": 1.5, "acc": 1}, 1.0, {"acc": 1.0}),
-        ({"score": -2.0}, 0.0, {}),
-    ],
-)
-def test_a_part_counts_within_its_range_before_its_weight_and_is_kept_as_it_was(
-    given: dict[str, float], value: float, parts: dict[str, float]
-) -> None:
-    assert read_reward(given, {"length": 0.5}, RANGES) == Reward(value=value, parts=parts)
-
-
-@pytest.mark.parametrize(
-    "given", [{"answer": "7"}, {}, {"accuracy": "high"}, {"accuracy": float("inf")}, "7 of 9", None]
-)
-def test_what_has_no_number_is_no_reward(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"it returned .*; wanted a finite number, or a dictionary of finite numbers"):
-        read_reward(given, {})
-
-
 def test_the_form_is_read_from_the_parameters() -> None:
     async def plain(a: str, b: str, c: Any, media: Any, threshold: float = 0.5, **more: Any) -> float:
         return 0.0
@@ -283,10 +238,18 @@ def dominant(
     return [{"accuracy": response == name, "answer": response} for response, name in zip(responses, names)]
 
 
-def test_a_batch_function_sees_the_image_of_each_response(node: EmbeddedNode) -> None:
+def test_a_batch_function_sees_the_image_of_each_response_and_its_part_is_bounded_and_weighted(
+    node: EmbeddedNode,
+) -> None:
     path = f"{__name__}:dominant"
     worker = RewardWorker(
-        functions=(path,), weights={}, ranges={}, dataplane_uri=node.uri, timeout_s=30, deadline_s=5, longest_s=9
+        functions=(path,),
+        weights={"accuracy": 0.5},
+        ranges={"accuracy": (0.0, 0.75)},
+        dataplane_uri=node.uri,
+        timeout_s=30,
+        deadline_s=5,
+        longest_s=9,
     )
     tasks = []
     with Client(node.uri) as client:
@@ -329,8 +292,9 @@ def test_a_batch_function_sees_the_image_of_each_response(node: EmbeddedNode) ->
             )
         given = worker.score(tasks)
     for rewards, name in zip(given, ("blue", "green", "red")):
-        assert rewards.rewards == tuple(float(colour == name) for colour in COLOURS)
-        assert rewards.parts == {"accuracy": rewards.rewards}
+        accuracy = tuple(float(colour == name) for colour in COLOURS)
+        assert rewards.rewards == tuple(0.5 * 0.75 * right for right in accuracy)
+        assert rewards.parts == {"accuracy": accuracy}, "as it was, before its range and its weight"
         assert rewards.answers == tuple(COLOURS)
 
 

@@ -33,7 +33,8 @@ def main(folder: Path, kills: list[str], resume: list[str]) -> int:
         LIFELINE.tell(run_dir=str(folder), max_restarts=2, began_at=began_at, step=step, phase=phase)
     if way == "wait":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
-        time.sleep(60)
+        (folder / "waits").touch()
+        time.sleep(600)
     if way == "shares":  # it is killed with a folder of its own, as all hosts see one
         with owned_folder(folder, ".run.hosts-") as shared:
             LIFELINE.tell(owned=(str(shared),))

@@ -36,7 +36,14 @@ def test_an_earlier_checkpoint_goes_on_with_them_if_the_newest_is_damaged_but_no
 
 
 @pytest.mark.parametrize(
-    "override", ["controllers.num=3", "eval.every=3", "rollout.max_num_seqs=8", "faults.max_restarts=0"]
+    "override",
+    [
+        "controllers.num=3",
+        "eval.every=3",
+        "rollout.max_num_seqs=8",
+        "faults.max_restarts=0",
+        "reward.num_workers=3",
+    ],
 )
 def test_what_responses_do_not_depend_on_may_change(override: str, root: Path) -> None:
     assert list(find_begun(config_of(override), root / "step_000004", "auto", pytest.fail)) == [5, 6]
@@ -53,7 +60,17 @@ def test_the_number_of_steps_may_change_unless_the_learning_rate_falls_until_the
     ("override", "key"),
     [
         ("rollout.temperature=0.5", "rollout.temperature"),
+        ("rollout.group_size=8", "rollout.group_size"),
         ("train.lr=1", "train.lr"),
+        ("reward.function=m:f", "reward.function"),
+        ("reward.weight=2", "reward.weight"),
+        ("algorithm.name=rloo", "algorithm.name"),
+        ("model.dtype=bfloat16", "model.dtype"),
+        ("data.shuffle_answers=true", "data.shuffle_answers"),
+        ("sampling.over_dispatch=2", "sampling.over_dispatch"),
+        ("reference.renew_every=3", "reference.renew_every"),
+        ("critic.lr=1", "critic.lr"),
+        ("run.seed=9", "run.seed"),
     ],
 )
 def test_they_are_sampled_again_if_what_they_depend_on_has_changed(override: str, key: str, root: Path) -> None:

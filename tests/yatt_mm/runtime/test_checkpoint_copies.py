@@ -69,14 +69,14 @@ def test_checkpoints_are_copied_while_the_run_goes_on_and_those_at_its_end_befor
 ) -> None:
     there = tmp_path / "far" / "away"
     with CheckpointCopies(checkpoints, f"file://{there}", pytest.fail):
-        save(checkpoints, 1)
-        wait_for(lambda: (there / "step_000001" / "manifest.json").exists())
-        save(checkpoints, 2)
-    for step in (1, 2):
+        for step in range(1, 5):
+            save(checkpoints, step)
+            wait_for((there / f"step_{step:06d}" / "manifest.json").exists)
+        save(checkpoints, 5)
+    assert checkpoints.steps() == [4, 5]
+    assert len(list(there.iterdir())) == 5, "nothing is removed there"
+    for step in range(1, 6):
         check_files(there / f"step_{step:06d}")
-    for _ in range(2):
-        save(checkpoints, 3 + _)
-    assert len(checkpoints.steps()) == 2 and len(list(there.iterdir())) == 2, "nothing is removed there"
 
 
 def test_a_signal_at_the_end_of_a_run_ends_the_wait_for_copies(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,9 @@ from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.training import TrainSpec
 from yatt_mm.rollout.engine_types import EngineConfig
+from yatt_mm.runtime import makers
 from yatt_mm.runtime.judge_actors import judge_engine_spec
-from yatt_mm.runtime.makers import critic_spec, engine_spec, train_spec
+from yatt_mm.runtime.makers import create_reward_workers, critic_spec, engine_spec, train_spec
 
 DIGITS = Path(__file__).parents[3] / "configs" / "digits_cpu.yaml"
 OPTIM = AdamSettings(
@@ -188,3 +192,30 @@ def test_a_critic_learns_like_the_policy_unless_it_has_a_rate_of_its_own() -> No
     assert own is not None and own.model_dir == str(Path("models/sft").absolute())
     assert (own.optim.lr, own.optim.warmup_steps) == (1e-3, 7)
     assert own.optim.part_lr == pytest.approx({"tower": 5e-4}), "half of it, as in the policy"
+
+
+def test_reward_workers_get_every_setting_of_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(stack: None, body: type, **options: Any) -> Callable[..., dict[str, Any]]:
+        return lambda **settings: settings
+
+    monkeypatch.setattr(makers, "create", create)
+    given = config(
+        "reward.part_weights={a: 2}",
+        "reward.part_ranges={a: [0, 1]}",
+        "reward.deadline_s=3",
+        "reward.num_workers=2",
+        "controllers.deadline_s=90",
+        "dataplane.timeout_s=17",
+    )
+    host = SimpleNamespace(uri=NODE.uri, placed=dict)
+    site: Any = SimpleNamespace(config=given, stack=None, hosts=SimpleNamespace(of=lambda worker: host))
+    wanted = {
+        "functions": ("m:f",),
+        "weights": {"a": 2.0},
+        "ranges": {"a": (0.0, 1.0)},
+        "dataplane_uri": NODE.uri,
+        "timeout_s": 17,
+        "deadline_s": 3,
+        "longest_s": 30,
+    }
+    assert create_reward_workers(site, ("m:f",)) == [wanted] * 2

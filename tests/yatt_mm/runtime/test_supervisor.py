@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.dataplane.shards import wait_until
+from tests.dataplane.shards import has_ended, wait_until
 
 SUPERVISE = """
 import sys
@@ -30,6 +31,15 @@ def start(folder: Path, *ways: str, resume: str = "") -> subprocess.Popen[str]:
 def lives(folder: Path) -> list[dict[str, Any]]:
     path = folder / "lives.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def waiting(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process, psutil.Process]:
+    """Start a launcher that runs until SIGTERM, which it handles by now. Return (its supervisor, the launcher, what it
+    has started)."""
+    supervisor = start(folder, "wait")
+    wait_until(lambda: (folder / "waits").exists())
+    (launcher,) = psutil.Process(supervisor.pid).children()
+    return supervisor, launcher, psutil.Process(lives(folder)[0]["left"])
 
 
 def is_over(pid: int) -> bool:
@@ -138,18 +148,21 @@ def test_a_run_goes_on_from_the_checkpoint_that_it_saved_before_its_first_step(t
 
 
 def test_a_signal_reaches_the_launcher_and_its_status_is_that_of_the_run(tmp_path: Path) -> None:
-    supervisor = start(tmp_path, "wait")
-    wait_until(lambda: bool(lives(tmp_path)))
-    wait_until(lambda: len(psutil.Process(supervisor.pid).children(recursive=True)) == 2)
+    supervisor, *_ = waiting(tmp_path)
     supervisor.send_signal(signal.SIGTERM)
     said, _ = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 75, said
+    assert "ended before it was saved" not in said
 
 
 def test_a_launcher_whose_supervisor_is_killed_is_told_to_stop(tmp_path: Path) -> None:
-    supervisor = start(tmp_path, "wait")
-    wait_until(lambda: bool(lives(tmp_path)))
-    (launcher,) = psutil.Process(supervisor.pid).children()
+    supervisor, launcher, left = waiting(tmp_path)
     supervisor.kill()
     supervisor.wait(60)
-    wait_until(lambda: is_over(launcher.pid))
+    try:
+        wait_until(lambda: has_ended(left))  # the launcher ends it when it gets SIGTERM, and nothing else does
+        wait_until(lambda: has_ended(launcher))
+    finally:
+        for process in (launcher, left):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -88,11 +88,13 @@ def test_a_filter_is_seen_before_a_run_uses_it(folder: Path, tiny_dir: Path) -> 
     assert max(train.measures[measures.PROMPT_TOKENS]) <= 40 and train.num_filtered == 2
 
 
-def test_what_is_not_seen_whole_is_drawn_at_random_and_alike(folder: Path, tiny_dir: Path) -> None:
+def test_what_is_not_seen_whole_is_drawn_at_random_and_alike_with_the_same_seed(folder: Path, tiny_dir: Path) -> None:
     (train, _), text = shown(folder, tiny_dir, num_samples=3)
     again, _ = shown(folder, tiny_dir, num_samples=3)
     assert train.num_seen == 3 and "looked at 3 at random" in text
     assert train.measures == again[0].measures
+    drawn = [shown(folder, tiny_dir, f"run.seed={seed}", num_samples=3)[0][0] for seed in range(4)]
+    assert len({tuple(values(one, measures.WIDTH)) for one in drawn}) > 1, "another seed draws others"
 
 
 def test_sets_of_a_mixture_have_their_shares(folder: Path, tiny_dir: Path) -> None:
