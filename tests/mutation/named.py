@@ -231,4 +231,11 @@ NAMED = (
         before="wanted_s = bounds.min_gain_frac * now_s",
         after="wanted_s = now_s",
     ),
+    Named(
+        claim="packages for CUDA are hidden beside a torch for CPUs alone",
+        test="tests/models/compat/test_compat.py::test_packages_for_cuda_are_hidden_and_repaired_beside_a_torch_for_cpus_alone",
+        path="models/compat/cuda_builds.py",
+        before="    if not torch_is_cpu_only():\n        return\n",
+        after="",
+    ),
 )

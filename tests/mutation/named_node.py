@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutation.named import Named
 
 LIMITS = "tests/dataplane/server/test_call_limits.py::"
-FETCH = "tests/dataplane/cluster/test_fetch.py::"
+PEERS = "tests/dataplane/cluster/test_peers.py::"
 TIER = "tests/dataplane/storage/test_disk_tier.py::"
 VIEWS = "tests/dataplane/client/test_torch_view.py::"
 
@@ -41,7 +41,7 @@ NAMED_NODE = (
     ),
     Named(
         claim="a big object comes over every connection",
-        test=f"{FETCH}test_a_big_object_comes_in_ranges_over_every_connection",
+        test=f"{PEERS}test_a_big_object_comes_in_ranges_over_as_many_connections_as_its_node_may_open",
         path="dataplane/cluster/fetcher.py",
         before="receive_ranges(flights, refs[0]",
         after="receive_ranges(flights[:1], refs[0]",
@@ -73,12 +73,5 @@ NAMED_NODE = (
         path="dataplane/client/torch_view.py",
         before="_REGISTER_PORTABLE | _REGISTER_READ_ONLY",
         after="_REGISTER_PORTABLE",
-    ),
-    Named(
-        claim="packages for CUDA are hidden beside a torch for CPUs alone",
-        test="tests/models/compat/test_compat.py::test_packages_for_cuda_are_hidden_and_repaired_beside_a_torch_for_cpus_alone",
-        path="models/compat/cuda_builds.py",
-        before="    if not torch_is_cpu_only():\n        return\n",
-        after="",
     ),
 )

@@ -24,3 +24,9 @@ def test_the_test_that_must_turn_red_exists(one: Named) -> None:
     file, _, name = one.test.partition("::")
     functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
     assert not name or name.partition("[")[0] in functions
+
+
+def test_the_docs_have_every_change() -> None:
+    _, _, table = (ROOT / "docs" / "testing.md").read_text().partition("| what the test claims |")
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    assert sorted(row.split(" | ")[0].removeprefix("| ") for row in rows) == sorted(one.claim for one in ALL_NAMED)

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from benchmarks.common.proxy import Proxy
 from dataplane.client.client import Client
 from dataplane.client.connect import Credentials
 from dataplane.client.download import RANGES_FROM
@@ -123,17 +122,6 @@ def test_objects_come_whole(owner: Client, home: EmbeddedNode, sizes: list[int])
     num_streams = after["verbs"]["DoGet"]["num_calls"] - before["verbs"].get("DoGet", {}).get("num_calls", 0)
     assert 1 <= num_streams <= 3
     assert after["sent_bytes"] - before["sent_bytes"] >= sum(sizes)
-    owner.release(refs)
-
-
-def test_a_big_object_comes_in_ranges_over_every_connection(owner: Client, home: EmbeddedNode) -> None:
-    (array,), refs = put_all(owner, [RANGES_FROM + 4321], "big")
-    before = owner.stat()["verbs"].get("DoGet", {}).get("num_calls", 0)
-    with Proxy(home.uri) as way, Fetching(way.uri) as here:
-        assert np.array_equal(here.fetch(refs)[0], array)
-        assert way.num_connections == 3
-    wait_until(lambda: owner.stat()["num_leases"] == 0)
-    assert owner.stat()["verbs"]["DoGet"]["num_calls"] - before == 3
     owner.release(refs)
 
 

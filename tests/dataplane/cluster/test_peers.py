@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.flight as fl
@@ -24,7 +25,7 @@ from dataplane.core.digests import content_digest
 from dataplane.core.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
 from dataplane.core.refs import Ref
 from tests.dataplane.serving import refused, serving
-from tests.dataplane.shards import encode, noise, write_shard
+from tests.dataplane.shards import encode, noise, wait_until, write_shard
 
 RECIPE = {
     "kernel": "qwen_vl_patches",
@@ -91,6 +92,25 @@ def test_readers_of_one_host_fetch_each_object_once(owner: Client, away: Embedde
         assert client.stat()["fetched_bytes"] == sum(sizes)
     del views
     owner.release(refs)
+
+
+def test_a_big_object_comes_in_ranges_over_as_many_connections_as_its_node_may_open(
+    owner: Client, proxy: Proxy, tmp_path: Path
+) -> None:
+    arrays, refs = put_many(owner, [(20 << 20) + 4321], "big")
+    before = num_gets(owner)
+    flags = ("--memory", "96MiB", "--node-id", "b", "--peer", f"a={proxy.uri}", "--peer-streams", "3")
+    with serving(tmp_path / "log", *flags) as away, Reader(away.uri, timeout_s=60) as reader:
+        (view,) = reader.resolve(refs)
+        assert np.array_equal(view, arrays[0])
+        assert proxy.num_connections == 3
+    wait_until(lambda: num_gets(owner) == before + 3)
+    owner.release(refs)
+
+
+def num_gets(client: Client) -> int:
+    """Return the number of DoGet calls that a node has answered."""
+    return client.stat()["verbs"].get("DoGet", {}).get("num_calls", 0)
 
 
 @pytest.mark.parametrize("sizes", [[300 << 10] * 20, [(24 << 20) + 1]], ids=["many", "ranges"])
@@ -266,6 +286,21 @@ def test_a_copy_goes_only_when_its_home_confirms_that_it_was_written_again(
         assert reader.resolve([ref])[0].nbytes == 5000
         assert client.stat()["num_fetched"] == fetched, "a forged ref made the node drop its copy"
     owner.release([ref])
+
+
+def test_a_source_that_its_home_no_longer_has_is_an_error_at_once(tmp_path: Path) -> None:
+    directory = tmp_path / "nodes"
+    directory.mkdir(mode=0o700)
+    common: dict[str, Any] = {"memory_bytes": 4 << 20, "roots": {}, "directory": directory}
+    with EmbeddedNode(**common, node_id="a") as first, EmbeddedNode(**common, node_id="b") as second:
+        with Client(first.uri, timeout_s=60) as one, Client(second.uri, timeout_s=60) as other:
+            ref = one.put_source(encode(noise(5)))
+            one.release([ref])
+            started = time.monotonic()
+            one.put(bytes(4 << 20), name="filler")  # so that the source is evicted
+            with pytest.raises(DataPlaneError):
+                other.get(ref)
+            assert time.monotonic() - started < 30
 
 
 def test_a_node_whose_peer_has_its_own_address_does_not_go_round_in_circles(tmp_path: Path) -> None:

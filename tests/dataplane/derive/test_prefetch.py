@@ -3,6 +3,7 @@ each other."""
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -44,6 +45,19 @@ def prefetch(client: Client, indices: range, recipe: dict[str, Any] = RECIPE) ->
 def count(client: Client, *names: str) -> list[int]:
     found = client.stat()
     return [found[name] for name in names]
+
+
+def hold_up(queue: PriorityQueue) -> tuple[Future[bool], Event]:
+    """Keep the one thread of a queue busy until the event is set. Return the work's future, and the event."""
+    gate, is_busy = Event(), Event()
+
+    def wait() -> bool:
+        is_busy.set()
+        return gate.wait(20)
+
+    blocker = queue.submit(wait)
+    assert is_busy.wait(20)
+    return blocker, gate
 
 
 def test_what_was_prefetched_is_there_when_it_is_asked_for(client: Client) -> None:
@@ -115,15 +129,9 @@ def test_bad_media_are_taken(client: Client) -> None:
 def test_no_more_is_taken_than_the_window_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deriver, "WINDOW", 2)
     shard = write_shard(tmp_path / "a.tar", {f"{at}": encode(noise(at)) for at in range(4)})
-    node, gate, is_busy = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(shard)]})), Event(), Event()
-
-    def wait() -> bool:
-        is_busy.set()
-        return gate.wait(60)
-
+    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(shard)]}))
+    blocker, gate = hold_up(node.services.pool.queue)
     try:
-        blocker = node.services.pool.queue.submit(wait)
-        assert is_busy.wait(20)
         with Client(node.uri, timeout_s=20) as client:
             assert prefetch(client, range(4)) == 2
             gate.set()
@@ -136,14 +144,8 @@ def test_no_more_is_taken_than_the_window_holds(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_caller_waits_for_goes_first_and_may_overtake() -> None:
-    queue, order, gate, is_busy = PriorityQueue(1), [], Event(), Event()
-
-    def wait() -> bool:
-        is_busy.set()
-        return gate.wait(20)
-
-    blocker = queue.submit(wait)
-    assert is_busy.wait(20)
+    queue, order = PriorityQueue(1), []
+    blocker, gate = hold_up(queue)
     ahead = [queue.submit(lambda at=at: order.append(at), is_urgent=False) for at in range(4)]
     urgent = queue.submit(lambda: order.append("urgent"))
     queue.promote(ahead[2])
@@ -156,14 +158,8 @@ def test_what_a_caller_waits_for_goes_first_and_may_overtake() -> None:
 
 
 def test_what_is_called_off_never_runs_and_a_closed_queue_takes_nothing() -> None:
-    queue, gate, is_busy = PriorityQueue(1), Event(), Event()
-
-    def wait() -> bool:
-        is_busy.set()
-        return gate.wait(20)
-
-    blocker = queue.submit(wait)
-    assert is_busy.wait(20)
+    queue = PriorityQueue(1)
+    blocker, gate = hold_up(queue)
     ahead = queue.submit(lambda: 1, is_urgent=False)
     assert queue.cancel_waiting() == {ahead} and ahead.cancelled() and queue.num_ahead == 0
     waiting = queue.submit(lambda: 1)

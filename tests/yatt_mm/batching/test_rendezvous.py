@@ -25,8 +25,11 @@ def key(
     return MeetingKey(step=step, phase=phase, restart_count=restart_count, sequence=sequence, may_stop=may_stop)
 
 
-def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
-    batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), order_of(100, seed=0))
+RULE = SamplingRule(num_groups=6, max_prompts=6)
+
+
+def make(num: int = 2, deadline_s: float = 5.0, rule: SamplingRule = RULE) -> Rendezvous:
+    batches = StepBatches(rule, order_of(100, seed=0))
     return Rendezvous(num_controllers=num, deadline_s=deadline_s, batches=batches)
 
 

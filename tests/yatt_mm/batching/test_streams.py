@@ -8,13 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.yatt_mm.batching.orders import order_of
 from tests.yatt_mm.batching.test_rendezvous import key, make, positions
 from tests.yatt_mm.generation.fakes import group, prompt
 from yatt_mm.batching import rendezvous
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
-from yatt_mm.batching.rendezvous import Rendezvous
-from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import PhaseAbortedError
 from yatt_mm.generation.group_work import GroupWork
@@ -30,14 +27,9 @@ def finished(slot: Slot) -> SavedGroup:
     return work.saved()
 
 
-def streams(rule: SamplingRule) -> Rendezvous:
-    batches = StepBatches(rule, order_of(100, seed=0))
-    return Rendezvous(num_controllers=2, deadline_s=5.0, batches=batches)
-
-
 def test_groups_that_were_finished_before_a_fault_are_kept_and_all_prompts_go_on_where_they_were() -> None:
     async def run() -> None:
-        meeting = streams(SamplingRule(num_groups=6, max_prompts=8))
+        meeting = make(rule=SamplingRule(num_groups=6, max_prompts=8))
         first = await asyncio.gather(*(meeting.open_stream(key(), c) for c in (0, 1)))
         assert [*map(positions, first)] == [[0, 2, 4], [1, 3, 5]]
         (further,) = await meeting.land(1, [(5, None)])
@@ -60,7 +52,7 @@ def test_groups_that_were_finished_before_a_fault_are_kept_and_all_prompts_go_on
 def test_groups_that_a_full_batch_drops_are_not_kept(tail: Tail, kept: list[int]) -> None:
     async def run() -> None:
         rule = SamplingRule(num_groups=2, max_prompts=8, replaces_groups=True, over_dispatch=2, tail=tail)
-        meeting = streams(rule)
+        meeting = make(rule=rule)
         slots = {
             slot.position: slot
             for share in await asyncio.gather(*(meeting.open_stream(key(), c) for c in (0, 1)))
@@ -84,7 +76,7 @@ def test_a_controller_without_a_sign_of_life_ends_the_stream_and_one_with_signs_
 
     async def run() -> None:
         nonlocal now_s
-        meeting = make(2, deadline_s=5.0)
+        meeting = make()
         await asyncio.gather(*(meeting.open_stream(key(), c) for c in (0, 1)))
         for _ in range(4):
             now_s += 3.0

@@ -32,7 +32,6 @@ LATE = (
     "rollouts.keep=all",
 )
 """Overrides of a run whose rounds end without their slowest responses; the next step begins with them."""
-NOT_BESIDE = "checkpoint.asynchronous=false"
 REQUIRED_KEYS = {
     "step",
     "reward/mean",
@@ -84,7 +83,12 @@ def small_runs(whole: runs.Finished, digits: Digits) -> dict[str, runs.Finished]
     exported = f"model.path={digits.run('whole') / 'hf'}"
     controls = {
         "shuffled": ("data.shuffle_answers=true", f"train.steps={NUM_STEPS // 2}", *LATE),
-        "opposite": (exported, NOT_BESIDE, "train.steps=3", "reward.function=tests.yatt_mm.any_reward:wrong_answer"),
+        "opposite": (
+            exported,
+            "checkpoint.asynchronous=false",
+            "train.steps=3",
+            "reward.function=tests.yatt_mm.any_reward:wrong_answer",
+        ),
     }
     with ThreadPoolExecutor() as pool:
         begun = {
